@@ -26,7 +26,7 @@ _patch = partial(Patch, process=REPLICA)
 PATCHES: tuple[Patch, ...] = (
     _patch(
         target="vllm.v1.engine.logprobs:convert_ids_list_to_tokens",
-        by=f"{_GENERATOR}.answer_logprobs:TokenTexts",
+        by=f"{_GENERATOR}.answers.logprobs:TokenTexts",
         reason="vLLM decodes up to 20 logprobs for each token; here each token id is decoded once.",
         upstream="vLLM does not cache the texts of tokens",
         test="tests/contract/test_token_texts.py",
@@ -80,7 +80,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _patch(
         target="ray.serve._private.replica:Replica.perform_graceful_shutdown",
-        by=f"{_GENERATOR}.drain:announced",
+        by=f"{_GENERATOR}.moving.drain:announced",
         reason="A replica that is to stop asks the ingress to move its streams elsewhere.",
         upstream="Serve waits for running requests, and tells the replica after them",
         test="tests/contract/test_drain.py",
@@ -135,21 +135,21 @@ USES: tuple[PrivateUse, ...] = (
     _use(
         target="vllm.entrypoints.openai.completion.serving:"
         "OpenAIServingCompletion._create_completion_logprobs",
-        by=f"{_GENERATOR}.answer_logprobs:show_stream_logprobs",
+        by=f"{_GENERATOR}.answers.logprobs:show_stream_logprobs",
         reason="`guidance_logprobs` in completions.",
         needed_while=f"{_SERVING} OpenAIServingCompletion",
     ),
     _use(
         target="vllm.entrypoints.openai.chat_completion.serving:"
         "OpenAIServingChat._create_chat_logprobs",
-        by=f"{_GENERATOR}.answer_logprobs:show_stream_logprobs",
+        by=f"{_GENERATOR}.answers.logprobs:show_stream_logprobs",
         reason="`guidance_logprobs` in chats.",
         needed_while=f"{_SERVING} OpenAIServingChat",
     ),
     _use(
         target="vllm.entrypoints.openai.chat_completion.serving:"
         "OpenAIServingChat.chat_completion_full_generator",
-        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
+        by=f"{_GENERATOR}.answers.incomplete:align_with_streams",
         reason="A whole answer that was cut tells what its stream tells, without a call's markup.",
         upstream="whole answers of most parsers have the markup as text",
         test="tests/engine/test_incomplete_answers.py",
@@ -158,7 +158,7 @@ USES: tuple[PrivateUse, ...] = (
     _use(
         target="vllm.entrypoints.openai.responses.serving:"
         "OpenAIServingResponses.responses_full_generator",
-        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
+        by=f"{_GENERATOR}.answers.incomplete:align_with_streams",
         reason="As above; and the item that was cut is incomplete.",
         upstream="the item is completed in an incomplete response",
         test="tests/engine/test_incomplete_answers.py",
@@ -167,7 +167,7 @@ USES: tuple[PrivateUse, ...] = (
     _use(
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.messages_full_converter",
-        by=f"{_GENERATOR}.incomplete_answers:align_with_streams",
+        by=f"{_GENERATOR}.answers.incomplete:align_with_streams",
         reason="The arguments of a call that was cut are no JSON, which vLLM answers with 500. A "
         "message without text has no empty block of text.",
         upstream="it takes them for JSON",
@@ -201,7 +201,7 @@ USES: tuple[PrivateUse, ...] = (
     *(
         _use(
             target=f"vllm.renderers.base:BaseRenderer.{attribute}",
-            by=f"{_GENERATOR}.media_turns:take_turns",
+            by=f"{_GENERATOR}.media.turns:take_turns",
             reason=reason,
             upstream="vLLM prepares all media of a request at once, first come first served",
             test="tests/engine/test_images_in_server.py",

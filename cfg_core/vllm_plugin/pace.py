@@ -47,7 +47,7 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), _STAMP.size)
 
 
-class Progress:
+class FrontendPace:
     """The frontend's side: reports which outputs have been processed."""
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
 """vLLM's AsyncLLM, with what every request of a replica passes, whatever its endpoint.
 
 Grammars are tried before vLLM reads them (grammar_gate.py), what a request has in the engine
-process is counted and bounded (engine_calls.py), streams come in chunks (chunks.py), and a request
-that failed in the engine gets the reason.
+process is counted and bounded (engine_calls.py), streams come in chunks (answers/chunks.py), and a
+request that failed in the engine gets the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 from cfg_core.errors import REQUEST_FAULT
-from cfg_core.vllm_plugin.pace import Progress
-from deployments.generator.chunks import Chunks
+from cfg_core.vllm_plugin.pace import FrontendPace
+from deployments.generator.answers.chunks import ChunkSpacing
 from deployments.generator.engine_calls import EngineCalls
 from deployments.generator.engine_errors import client_error
 from deployments.generator.grammar_gate import GrammarGate
@@ -35,11 +35,15 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
 
     calls: EngineCalls
     grammars: GrammarGate
-    _chunks: Chunks
+    _chunks: ChunkSpacing
 
     @classmethod
     def start(
-        cls, config: VllmConfig, progress: Progress, grammars: GrammarGate, disable_log_stats: bool
+        cls,
+        config: VllmConfig,
+        progress: FrontendPace,
+        grammars: GrammarGate,
+        disable_log_stats: bool,
     ) -> GeneratorEngine:
         """Start the engine in a process of its own. This takes minutes with a big model."""
         engine: GeneratorEngine = cls.from_vllm_config(
@@ -51,7 +55,9 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
         return engine._equipped(progress, grammars)
 
     @classmethod
-    def adopt(cls, engine: AsyncLLM, progress: Progress, grammars: GrammarGate) -> GeneratorEngine:
+    def adopt(
+        cls, engine: AsyncLLM, progress: FrontendPace, grammars: GrammarGate
+    ) -> GeneratorEngine:
         """Make `engine`, which others have started, one of ours, and return it.
 
         Its class may be a subclass of AsyncLLM, whose methods still run.
@@ -61,10 +67,10 @@ class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed
         adopted: GeneratorEngine = engine
         return adopted._equipped(progress, grammars)
 
-    def _equipped(self, progress: Progress, grammars: GrammarGate) -> GeneratorEngine:
+    def _equipped(self, progress: FrontendPace, grammars: GrammarGate) -> GeneratorEngine:
         self.calls = EngineCalls(self, progress)
         self.grammars = grammars
-        self._chunks = Chunks()
+        self._chunks = ChunkSpacing()
         return self
 
     @override

@@ -21,9 +21,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
-from cfg_core.vllm_plugin.pace import Progress
+from cfg_core.vllm_plugin.pace import FrontendPace
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens, token_strengths
-from deployments.generator.replays import Replay
+from deployments.generator.moving.replays import Replay
 from deployments.generator.running_request import Choice, RunningRequest, current_request
 from deployments.generator.stream_spans import ChoiceSpans
 
@@ -61,7 +61,7 @@ def watch_beams(serving: Any) -> None:
 class EngineCalls:
     """Wraps methods of one AsyncLLM's engine client and output processor in place."""
 
-    def __init__(self, engine: AsyncLLM, progress: Progress) -> None:
+    def __init__(self, engine: AsyncLLM, progress: FrontendPace) -> None:
         self._progress = progress
         self._states = engine.output_processor.request_states
         self._entries: dict[str, Choice] = {}

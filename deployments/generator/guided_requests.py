@@ -25,7 +25,7 @@ from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDAN
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
 from deployments.generator.engine_errors import checked, own_error
-from deployments.generator.media_in_bodies import check_body
+from deployments.generator.media.in_bodies import check_body
 from deployments.generator.validation import parsed
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body

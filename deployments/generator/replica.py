@@ -22,8 +22,8 @@ from deployments import serve_patches
 from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
-from deployments.generator.drain import Drain, follow
 from deployments.generator.heartbeats import with_heartbeats
+from deployments.generator.moving.drain import Drain, follow
 from deployments.generator.ray_cluster import name_cluster
 from deployments.health.beacon import Beacon
 from deployments.health.engine_watch import PULSE_S, Pulse, exit_with_engine
@@ -158,8 +158,8 @@ class ModelReplica:
         return span if span.is_recording else None
 
     async def ask(self, method: str, *args: Any) -> str | Failed:
-        """The text that a method of VllmServer answers at once: /v1/models, /tokenize, ..."""
-        return await self._value(getattr(self._server, method)(*args))
+        """The text that a method of SmallAnswers returns."""
+        return await self._value(getattr(self._server.small, method)(*args))
 
     async def _value(self, answer: Awaitable[T]) -> T | Failed:
         try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,73 +14,57 @@ from typing import Any
 
 import pydantic
 import vllm
-from starlette.datastructures import Headers, State
+from starlette.datastructures import State
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.entrypoints.serve.lora.protocol import (
-    LoadLoRAAdapterRequest,
-    UnloadLoRAAdapterRequest,
-)
-from vllm.entrypoints.serve.tokenize.protocol import (
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from cfg_core.cpu_features import CPUINFO, read
-from cfg_core.errors import EngineError, RequestError
-from cfg_core.lanes import num_chars
+from cfg_core.errors import EngineError
 from cfg_core.vllm_plugin import guided_engine_args, pace, versions
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG, merged
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING
 from deployments import serve_patches
 from deployments.config.args import AppArgs
-from deployments.generator import endpoints, media_connector, sse
-from deployments.generator.answer_logprobs import show_stream_logprobs
+from deployments.generator import endpoints
+from deployments.generator.answers import sse
+from deployments.generator.answers.incomplete import align_with_streams
+from deployments.generator.answers.logprobs import show_stream_logprobs
+from deployments.generator.answers.small import SmallAnswers
+from deployments.generator.answers.texts import text_of
 from deployments.generator.cpu_dtype import with_cpu_dtype
 from deployments.generator.engine import GeneratorEngine
 from deployments.generator.engine_calls import watch_beams
-from deployments.generator.engine_errors import checked, naming, own_errors, reading
+from deployments.generator.engine_errors import naming, own_errors, reading
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests, PreparedRequest
-from deployments.generator.incomplete_answers import align_with_streams
-from deployments.generator.media_in_bodies import check_body, reading_media
-from deployments.generator.media_turns import take_turns
-from deployments.generator.model_fingerprint import of_engine
-from deployments.generator.progress import Recorder
+from deployments.generator.http_context import HttpContext
+from deployments.generator.media import connector
+from deployments.generator.media.in_bodies import reading_media
+from deployments.generator.media.turns import take_turns
+from deployments.generator.moving.model_fingerprint import of_engine
+from deployments.generator.moving.recorder import Recorder
+from deployments.generator.moving.replays import Replay
 from deployments.generator.renderer_lanes import use_lanes
-from deployments.generator.replays import Replay
 from deployments.generator.running_request import RunningRequest
 from deployments.generator.stream_spans import TracedRequest
-from deployments.generator.validation import parse, parsed
 from deployments.messages import OTHER_MODEL, Chunk, GenerateCall, Whole
 from deployments.observability.client_texts import hide_client_texts
 from deployments.observability.spans import TRACE_HEADERS, Span
-from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 from deployments.requests.report import Outcome, guidance_report, note_of
 from deployments.requests.usage import Meter
-
-
-class HttpContext:
-    """Stands in for the `raw_request` of vLLM's serving classes.
-
-    It has the client's headers, and `state`, where vLLM leaves what it knows of the request.
-    """
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self.headers = Headers(headers)
-        self.state = State()
 
 
 class VllmServer:
     """One guided vLLM engine behind vLLM's OpenAI serving classes, without HTTP.
 
-    Its methods take JSON bodies and return JSON text. Whatever they raise is a CfgServeError: no
-    class of vLLM may leave the replica, because unpickling it elsewhere would import vllm.
+    Whatever its methods raise is a CfgServeError: no class of vLLM may leave the replica, because
+    unpickling it elsewhere would import vllm.
+
+    small: what it answers at once.
+    model: the fingerprint of what it computes with (moving/model_fingerprint.py).
     """
 
     def __init__(
@@ -96,7 +79,7 @@ class VllmServer:
         self.model = model
         self._state = state
         self._share = share
-        self._max_text_chars = max_text_chars
+        self.small = SmallAnswers(engine, state, max_text_chars)
         self._requests = GuidedRequests(engine, state)
         self._vocabulary = engine.model_config.get_vocab_size()
 
@@ -108,7 +91,7 @@ class VllmServer:
 
         placement_group: the workers of Ray's executor take its bundles.
         """
-        media_connector.set_limits()
+        connector.set_limits()
         engine_kwargs = app.engine_kwargs()
         if current_platform.is_cpu():
             engine_kwargs = with_cpu_dtype(engine_kwargs, read(CPUINFO))
@@ -123,7 +106,7 @@ class VllmServer:
             grammars = GrammarGate(config)
             await asyncio.sleep(0.1)  # it starts its process; the engine holds this loop for long
             engine = GeneratorEngine.start(
-                config, pace.Progress(path), grammars, args.disable_log_stats
+                config, pace.FrontendPace(path), grammars, args.disable_log_stats
             )
         state = State()
         options = argparse.Namespace(**{**vars(frontend_args(app.frontend)), **vars(args)})
@@ -149,7 +132,7 @@ class VllmServer:
 
         share: streams that one request may have in the engine at once.
         max_text_chars: of texts that are only tokenized or rendered.
-        model: its fingerprint (model_fingerprint.py).
+        model: its fingerprint (moving/model_fingerprint.py).
         """
         show_stream_logprobs(state)
         align_with_streams(state)
@@ -227,7 +210,7 @@ class VllmServer:
                     output = await self._first(call, made.request, run)
                     report = functools.partial(self._report, call, made, meter)
                     if isinstance(output, pydantic.BaseModel):
-                        text = await _text_of(call.endpoint, output)
+                        text = await text_of(call.endpoint, output)
                         for piece in sse.pieces(sse.complete(text, report())):
                             yield Whole(piece)
                         return
@@ -278,101 +261,6 @@ class VllmServer:
             with reading(call.body):
                 raise
 
-    # --- the rest of the API ------------------------------------------------------------------
-
-    async def models(self) -> str:
-        with own_errors():
-            models = await self._state.openai_serving_models.show_available_models()
-            for card in models.data:
-                card.root = card.id  # vLLM puts the model's directory here
-            return str(models.model_dump_json())
-
-    async def tokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /tokenize, as JSON text whose `count` is the number of tokens."""
-        field = "messages" if "messages" in body else "prompt"
-        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-        create = self._state.serving_tokenization.create_tokenize
-        with self._reading(body.get(field), field):
-            request = await parsed(kind, body, "messages")
-            with self._reading_media("chat", body):
-                return await _json_of(checked(await create(request, HttpContext(headers))))
-
-    async def detokenize(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /detokenize, as JSON text.
-
-        The number of tokens is that of the body's `tokens`.
-        """
-        create = self._state.serving_tokenization.create_detokenize
-        with self._reading(body.get("tokens"), "tokens"):
-            request = parse(DetokenizeRequest, body)
-            return await _json_of(checked(await create(request, HttpContext(headers))))
-
-    async def count_tokens(self, body: dict[str, Any], headers: Mapping[str, str]) -> str:
-        """The answer of /v1/messages/count_tokens, as JSON text."""
-        count = self._state.anthropic_serving_messages.count_tokens
-        with self._reading(json.dumps(body), "messages"):
-            request = await parsed(AnthropicCountTokensRequest, body, "messages")
-            with self._reading_media("messages", body):
-                answer = checked(await count(request, HttpContext(headers)))
-            return await _json_of(answer, {"exclude_none": True})
-
-    async def render(self, endpoint: Endpoint, body: dict[str, Any]) -> str:
-        """What vLLM sends to its engine for a request of this endpoint, as JSON text."""
-        with self._reading(json.dumps(body), "prompt"):
-            conversation = BODY_FIELDS[endpoint].messages
-            request = await parsed(endpoints.SERVED[endpoint].request, body, conversation)
-            with self._reading_media(endpoint, body):
-                made = await endpoints.rendered(endpoint, self._state, request)
-            if isinstance(made, list):
-                return f"[{','.join([one.model_dump_json() for one in made])}]"
-            return str(made.model_dump_json())
-
-    @contextmanager
-    def _reading(self, value: object, field: str) -> Iterator[None]:
-        """Read a body that is not for the engine, if the texts in `value` are not too long.
-
-        A token counts as four characters.
-        """
-        with reading():
-            size, most = num_chars(value), self._max_text_chars
-            if size > most:
-                raise RequestError(
-                    f"{field} has {size} characters, and this server takes {most}: send it in"
-                    " parts.",
-                    field,
-                )
-            yield
-
-    @contextmanager
-    def _reading_media(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Iterator[None]:
-        """While open, vLLM may read the media of a body that is not for the engine."""
-        check_body(endpoint, body)
-        with reading_media(self._engine.renderer, endpoint, body):
-            yield
-
-    async def load_adapter(self, body: dict[str, Any]) -> str:
-        """Load an adapter; returns vLLM's sentence."""
-        with reading():
-            request = parse(LoadLoRAAdapterRequest, body)
-            if self._engine.vllm_config.lora_config is None:
-                raise RequestError(
-                    "This engine was started without adapters: set `engine.enable_lora: true` in"
-                    " the YAML."
-                )
-            models = self._state.openai_serving_models
-            return str(checked(await models.load_lora_adapter(request)))
-
-    async def unload_adapter(self, body: dict[str, Any]) -> str:
-        """Unload an adapter; returns vLLM's sentence."""
-        with reading():
-            request = parse(UnloadLoRAAdapterRequest, body)
-            models = self._state.openai_serving_models
-            return str(checked(await models.unload_lora_adapter(request)))
-
-    async def schemas(self) -> str:
-        """JSON schemas of the bodies that vLLM's serving classes read, as JSON text."""
-        return json.dumps(endpoints.schemas())
-
 
 def traced_of(call: GenerateCall, span: Span | None) -> TracedRequest | None:
     """What the spans of the call's streams need; None if it is not traced."""
@@ -387,33 +275,3 @@ def frontend_args(frontend: Mapping[str, Any]) -> Any:
     """vLLM's object for the `frontend` of AppArgs."""
     adapters = [LoRAModulePath(**adapter) for adapter in frontend.get("lora_modules", ())]
     return versions.chosen().frontend_args({**frontend, "lora_modules": adapters or None})
-
-
-async def _text_of(endpoint: Endpoint, answer: pydantic.BaseModel) -> str:
-    """An answer in one piece, as JSON text."""
-    text = await _json_of(answer, endpoints.SERVED[endpoint].dump)
-    if endpoint == "messages" and not getattr(answer, "stop_sequence", None):
-        return sse.without_stop_sequence(text)
-    return text
-
-
-async def _json_of(
-    answer: pydantic.BaseModel, dump: Mapping[str, Any] = endpoints.NO_OPTIONS
-) -> str:
-    """Return `answer` as JSON text.
-
-    Several choices are dumped one at a time, because one with logprobs may be megabytes, and other
-    tasks wait meanwhile.
-
-    dump: arguments of `model_dump_json`.
-    """
-    choices = getattr(answer, "choices", ())
-    if len(choices) < 2:
-        return answer.model_dump_json(**dump)
-    texts = []
-    for choice in choices:
-        texts.append(choice.model_dump_json())
-        await asyncio.sleep(0)
-    frame = answer.model_copy(update={"choices": []}).model_dump_json()
-    before, after = frame.split('"choices":[]', 1)
-    return f'{before}"choices":[{",".join(texts)}]{after}'

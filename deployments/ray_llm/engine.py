@@ -64,7 +64,7 @@ class GuidedVLLMEngine(VLLMEngine):
             client = super()._start_async_llm_engine(
                 vllm_engine_args, vllm_engine_config, placement_group
             )
-            return GeneratorEngine.adopt(client, pace.Progress(path), grammars)
+            return GeneratorEngine.adopt(client, pace.FrontendPace(path), grammars)
 
     @override
     async def start(self) -> None:

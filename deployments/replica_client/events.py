@@ -15,7 +15,7 @@ from deployments.http.text_answers import error_event, is_last
 from deployments.messages import LOST, Chunk, Whole
 
 
-class Chunks(Protocol):
+class ChunkSource(Protocol):
     """The chunks of a stream: an Answer, or a MovingStream."""
 
     is_complete: bool
@@ -59,7 +59,7 @@ class EventStream(StreamingResponse):
             await super().listen_for_disconnect(receive)
 
 
-async def events(answer: Chunks, first: Chunk) -> AsyncIterator[str]:
+async def events(answer: ChunkSource, first: Chunk) -> AsyncIterator[str]:
     """Yield the events of a stream, up to and including its last one, such as `[DONE]`.
 
     A failure before that ends the stream with an error event. A replica that is lost after the last

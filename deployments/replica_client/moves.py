@@ -4,8 +4,9 @@ Until then, the ingress keeps what the replica tells with each chunk (requests/p
 other replica words the events again from the beginning. Those that the client has are dropped, by
 number, and checked by their text.
 
-A replica that is lost can do no more for the stream. One that leaves (generator/drain.py) goes on
-with it until another one has taken it, and to its end if none does.
+A replica that is lost can do no more for the stream. One that leaves
+(generator/moving/drain.py) goes on with it until another one has taken it, and to its end if none
+does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Images, audio and video in the bodies of requests: what is refused before anything is fetched.
 
 Pure. Imports neither vllm nor ray. The addresses themselves are checked where they are fetched
-(deployments/generator/media_connector.py), by the rules in `address_of` and `is_public`.
+(deployments/generator/media/connector.py), by the rules in `address_of` and `is_public`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from deployments.requests.usage import Counts
+from deployments.requests.usage import OutputCounts
 
 MOST_TOKENS = 2**17
 """Output tokens of all choices of a stream that are kept. A longer one is not moved."""
@@ -114,12 +114,13 @@ class Progress:
 
     outputs: those that vLLM's serving class has read since the chunk before.
     counts: of the engine's work at that time.
-    model: the fingerprint of what the replica computes with (generator/model_fingerprint.py), in
-        the first chunk of a stream; empty in the others.
+    model: the fingerprint of what the replica computes with
+        (generator/moving/model_fingerprint.py), in the first chunk of a stream; empty in the
+        others.
     """
 
     outputs: tuple[Output, ...]
-    counts: Counts
+    counts: OutputCounts
     model: str = ""
 
 
@@ -144,7 +145,7 @@ class Begun:
     """
 
     outputs: Outputs
-    counts: Counts
+    counts: OutputCounts
     model: str = ""
 
     def tokens_of(self, choice: int) -> list[int]:
@@ -204,7 +205,7 @@ class Told:
         self.events = 0
         self._checks_texts = checks_texts
         self._outputs = Outputs()
-        self._counts: Counts | None = None
+        self._counts: OutputCounts | None = None
         self._model = ""
         self._words = OfOneReplica()
         self._can_move = True

@@ -36,7 +36,7 @@ class EncodedAnswer:
     num_tokens: int
 
 
-class Counts(NamedTuple):
+class OutputCounts(NamedTuple):
     """What a Meter has counted of the output, for another replica that goes on with a request.
 
     strengths: `tokens`, `none`, `full` and `total` of its StrengthCounts.
@@ -111,10 +111,10 @@ class Meter:
         self.same = same if self.same is None else self.same & same
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> OutputCounts:
         """What has been counted of the output so far."""
         of = self.strengths
-        return Counts(
+        return OutputCounts(
             self.output_tokens,
             self.guided_tokens,
             self.plain_tokens,
@@ -122,7 +122,7 @@ class Meter:
             (of.tokens, of.none, of.full, of.total),
         )
 
-    def go_on(self, counts: Counts) -> None:
+    def go_on(self, counts: OutputCounts) -> None:
         """Begin with what another replica has counted."""
         self.output_tokens, self.guided_tokens, self.plain_tokens, self.longest, of = counts
         self.strengths.tokens, self.strengths.none, self.strengths.full, self.strengths.total = of

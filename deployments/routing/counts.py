@@ -72,7 +72,7 @@ ENCODER = ReportKeys(
 """Of an encoder replica's `record_routing_stats`."""
 
 
-class Counts:
+class ReplicaCounts:
     """The counts of one deployment, for several threads. Totals never fall when replicas leave."""
 
     def __init__(self, names: ReportKeys) -> None:

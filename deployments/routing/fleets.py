@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, ReportKeys
+from deployments.routing.counts import ENCODER, GENERATOR, ReplicaCounts, ReportKeys
 from deployments.routing.loads import ReplicaLoad
 
 
@@ -49,7 +49,7 @@ class Fleet:
 
     def __init__(self, names: ReportKeys) -> None:
         self.view, self.is_known = FleetView(), False
-        self.counts = Counts(names)
+        self.counts = ReplicaCounts(names)
 
     def update(self, loads: Collection[ReplicaLoad], reported_at: float = -math.inf) -> None:
         """Note which replicas run. Called by a request router, in its thread.

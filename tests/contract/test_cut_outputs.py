@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
 
-from deployments.generator.incomplete_answers import as_object, read_as_stream
+from deployments.generator.answers.incomplete import as_object, read_as_stream
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 BODY: dict[str, Any] = {

@@ -10,8 +10,8 @@ from ray.serve._private.replica import Replica, ReplicaActor
 
 from cfg_core.patching import stock
 from deployments import serve_patches
-from deployments.generator import drain
-from deployments.generator.drain import Drain, announced, follow
+from deployments.generator.moving import drain
+from deployments.generator.moving.drain import Drain, announced, follow
 
 
 def test_a_drain_begins_before_serve_waits_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:

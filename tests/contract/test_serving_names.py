@@ -158,11 +158,11 @@ def test_unknown_fields_pass_vllm_unread():
 
 @pytest.mark.parametrize("output", ["completion", "chat"])
 def test_chunks_are_written_as_sse_reads_them(output):
-    """deployments/generator/sse.py looks for these byte sequences in vLLM's chunks."""
+    """deployments/generator/answers/sse.py looks for these byte sequences in vLLM's chunks."""
     from vllm.entrypoints.openai.chat_completion import protocol as chat
     from vllm.entrypoints.openai.completion import protocol as completion
 
-    from deployments.generator import sse
+    from deployments.generator.answers import sse
 
     if output == "chat":
         delta = chat.DeltaMessage(content='"finish_reason":"abort"')
@@ -204,7 +204,7 @@ def test_no_argument_of_a_chat_template_is_forgotten():
 
 
 def test_loaders_of_videos_ask_for_frames_as_they_are_bounded():
-    """deployments/generator/media_videos.py makes a subclass of a loader with these methods."""
+    """deployments/generator/media/videos.py makes a subclass of a loader with these methods."""
     from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
 

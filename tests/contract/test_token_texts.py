@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments import serve_patches
-from deployments.generator.answer_logprobs import TokenTexts
+from deployments.generator.answers.logprobs import TokenTexts
 
 MODEL = Path(__file__).parents[2] / "models" / "stories"
 

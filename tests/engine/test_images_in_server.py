@@ -35,7 +35,7 @@ from cfg_core.errors import (
     OverloadedError,
     RequestError,
 )
-from deployments.generator import media_turns
+from deployments.generator.media import turns as media_turns
 from tests.engine.image_cases import LEAST_GAP
 from tests.engine.in_process_server import Server, events
 from tests.engine.tiny_vision import STAND_IN, Streams, build_vision, noised, picture, use_stand_in
@@ -261,9 +261,11 @@ def test_a_refused_image_can_be_sent_again(server: Server, name: str, stream: bo
 
 
 READ_ONLY: dict[str, Any] = {
-    "tokenize": lambda vllm, model, chat: vllm.tokenize({"messages": chat}, {}),
-    "render": lambda vllm, model, chat: vllm.render("chat", {"model": model, "messages": chat}),
-    "count_tokens": lambda vllm, model, chat: vllm.count_tokens(
+    "tokenize": lambda vllm, model, chat: vllm.small.tokenize({"messages": chat}, {}),
+    "render": lambda vllm, model, chat: vllm.small.render(
+        "chat", {"model": model, "messages": chat}
+    ),
+    "count_tokens": lambda vllm, model, chat: vllm.small.count_tokens(
         {"model": model, "messages": as_anthropic(chat)}, {}
     ),
 }
@@ -337,7 +339,7 @@ def test_images_of_a_batch_that_waits(server: Server) -> None:
 
 def test_a_request_that_decodes_too_much(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may be a large image. The limits of one request, and of all together."""
-    from deployments.generator import media_memory
+    from deployments.generator.media import memory as media_memory
 
     large = chat(data_url(Image.new("L", (900, 900))))
     body = {"messages": large, **SHARED}
@@ -465,7 +467,7 @@ def test_damaged_files_are_the_clients_fault(name: str) -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media_connector import CheckedConnector
+    from deployments.generator.media.connector import CheckedConnector
 
     file = io.BytesIO()
     picture(1).save(file, name)
@@ -485,7 +487,7 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media_connector import CheckedConnector
+    from deployments.generator.media.connector import CheckedConnector
 
     data = bytearray(png(picture(1)))
     data[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height
@@ -498,8 +500,8 @@ def test_a_header_of_a_huge_image_is_refused() -> None:
 def test_frames_of_a_video_count_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 
-    from deployments.generator import media_memory
-    from deployments.generator.media_connector import CheckedConnector
+    from deployments.generator.media import memory as media_memory
+    from deployments.generator.media.connector import CheckedConnector
 
     frame = data_url(Image.new("L", (1000, 1000))).split(",")[1]
     video = VideoMediaIO(ImageMediaIO(), num_frames=100)
@@ -513,8 +515,8 @@ def test_many_sounds_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyP
     """Each takes much memory until its size is known. No server of ours needs to be large."""
     from vllm.multimodal.media import AudioMediaIO
 
-    from deployments.generator import media_memory
-    from deployments.generator.media_connector import CheckedConnector
+    from deployments.generator.media import memory as media_memory
+    from deployments.generator.media.connector import CheckedConnector
 
     def load_bytes(self: AudioMediaIO, data: bytes) -> tuple[np.ndarray, float]:
         time.sleep(0.01)
@@ -598,8 +600,8 @@ def fetch(url: str, domains: list[str], folder: str = "", limit_mb: int = 1) -> 
     import vllm.envs
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator.media_connector import CheckedConnector
-    from deployments.generator.media_downloads import Downloads
+    from deployments.generator.media.connector import CheckedConnector
+    from deployments.generator.media.downloads import Downloads
 
     connector = CheckedConnector(allowed_media_domains=domains, allowed_local_media_path=folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -623,9 +625,9 @@ def fetch_all(site: str, number: int, slots: int, paths: tuple[str, ...] = ()) -
     """
     from vllm.multimodal.media import ImageMediaIO
 
-    from deployments.generator import media_memory
-    from deployments.generator.media_connector import CheckedConnector
-    from deployments.generator.media_downloads import Downloads
+    from deployments.generator.media import memory as media_memory
+    from deployments.generator.media.connector import CheckedConnector
+    from deployments.generator.media.downloads import Downloads
 
     async def together() -> list[Any]:
         connector = CheckedConnector(allowed_media_domains=["127.0.0.1"])
@@ -651,7 +653,7 @@ def test_downloads_of_a_request_take_turns(site: str) -> None:
 
 def test_too_many_downloads_are_an_overload(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for ever for a slot of the replica."""
-    from deployments.generator import media_downloads
+    from deployments.generator.media import downloads as media_downloads
 
     monkeypatch.setattr(media_downloads, "MAX_WAIT_S", 0.02)
     loaded = fetch_all(site, 2, 1)
@@ -661,7 +663,7 @@ def test_too_many_downloads_are_an_overload(site: str, monkeypatch: pytest.Monke
 def test_one_client_has_a_bound_on_downloads_that_wait(
     site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deployments.generator import media_downloads
+    from deployments.generator.media import downloads as media_downloads
 
     monkeypatch.setattr(media_downloads, "CLIENT_WAITING", 0)
     (refused,) = fetch_all(site, 1, 32)

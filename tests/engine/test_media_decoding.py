@@ -27,7 +27,7 @@ KINDS = {"a.mp4": "mp4v", "a.avi": "MJPG", "a.webm": "VP80", "a.mkv": "mp4v"}
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """Import vLLM once, for all tests."""
-    import deployments.generator.media_connector  # noqa: F401
+    import deployments.generator.media.connector  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def load(data: bytes, kind: str = "image", **options: Any) -> Any:
     """What a replica makes of a file in a data: address."""
     from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 
-    from deployments.generator.media_connector import CheckedConnector
+    from deployments.generator.media.connector import CheckedConnector
 
     media_io = {
         "image": lambda: ImageMediaIO(),
@@ -124,7 +124,7 @@ def test_frames_take_memory_before_they_are_decoded(
 ) -> None:
     from vllm.multimodal.video import VideoBackend
 
-    from deployments.generator import media_memory
+    from deployments.generator.media import memory as media_memory
 
     defaults = (media_memory.REPLICA, 20 * 3 * 64 * 48, None)
     monkeypatch.setattr(media_memory.MediaShare.__init__, "__defaults__", defaults)
@@ -138,7 +138,7 @@ def test_frames_take_memory_before_they_are_decoded(
 
 
 def test_films_that_are_too_long(films: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.generator import media_videos
+    from deployments.generator.media import videos as media_videos
     from deployments.requests import media_files
 
     with monkeypatch.context() as patch:

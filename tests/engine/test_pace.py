@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cfg_core.vllm_plugin import pace
-from cfg_core.vllm_plugin.pace import Pace, Progress, new_file
+from cfg_core.vllm_plugin.pace import FrontendPace, Pace, new_file
 
 
 def outputs(timestamp, num=1):
@@ -20,7 +20,7 @@ def outputs(timestamp, num=1):
 def sides(tmp_path):
     path = tmp_path / "pace"
     new_file(path)
-    scheduler, frontend = Pace(path), Progress(path)
+    scheduler, frontend = Pace(path), FrontendPace(path)
     path.unlink()  # both have the file open
     return scheduler, frontend
 
@@ -50,7 +50,7 @@ def test_held_until_the_old_outputs_are_processed(sides):
 def test_outputs_of_two_engines_come_out_of_order(tmp_path):
     path = tmp_path / "pace"
     new_file(path)
-    first, second, frontend = Pace(path), Pace(path), Progress(path)
+    first, second, frontend = Pace(path), Pace(path), FrontendPace(path)
     long_ago = time.monotonic() - 1
     first.sent(outputs(long_ago + 0.1))
     second.sent(outputs(long_ago))

@@ -375,11 +375,13 @@ def test_long_texts_do_not_delay_others(server: Server) -> None:
 
     async def play() -> None:
         ticker = asyncio.create_task(tick())
-        heavy = [asyncio.create_task(server.vllm.tokenize({"prompt": long}, {})) for _ in range(6)]
+        heavy = [
+            asyncio.create_task(server.vllm.small.tokenize({"prompt": long}, {})) for _ in range(6)
+        ]
         while not heavy[0].done():
             begun = time.monotonic()
             await server.texts({"prompt": STORY, "max_tokens": 2})
-            await server.vllm.tokenize({"prompt": STORY}, {})
+            await server.vllm.small.tokenize({"prompt": STORY}, {})
             waits.append(time.monotonic() - begun)
         counts = [json.loads(text)["count"] for text in await asyncio.gather(*heavy)]
         ticker.cancel()
@@ -400,9 +402,9 @@ def test_texts_beyond_the_bound_are_refused(server: Server) -> None:
         {"messages": [{"role": "user", "content": "a" * 4_000_001}]},
     ):
         with pytest.raises(RequestError, match="this server takes 4000000"):
-            server.run(server.vllm.tokenize(body, {}))
+            server.run(server.vllm.small.tokenize(body, {}))
     with pytest.raises(RequestError, match="this server takes 4000000"):
-        server.run(server.vllm.detokenize({"tokens": [5] * 1_000_001}, {}))
+        server.run(server.vllm.small.detokenize({"tokens": [5] * 1_000_001}, {}))
 
 
 @pytest.mark.parametrize(
@@ -410,13 +412,13 @@ def test_texts_beyond_the_bound_are_refused(server: Server) -> None:
 )
 def test_bodies_of_tokenize_of_wrong_shapes(server: Server, body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        server.run(server.vllm.tokenize(body, {}))
+        server.run(server.vllm.small.tokenize(body, {}))
 
 
 @pytest.mark.parametrize("tokens", [None, "x", [2**40], [-1], [[1]], ["x"], {}, [2**70]])
 def test_bodies_of_detokenize_of_wrong_shapes(server: Server, tokens: Any) -> None:
     with pytest.raises(RequestError):
-        server.run(server.vllm.detokenize({"tokens": tokens}, {}))
+        server.run(server.vllm.small.detokenize({"tokens": tokens}, {}))
 
 
 # --- tenants
@@ -443,7 +445,7 @@ def test_a_tenant_does_not_find_what_another_has_sent(server: Server) -> None:
 
 
 def test_no_path_is_shown(server: Server) -> None:
-    models = json.loads(server.run(server.vllm.models()))
+    models = json.loads(server.run(server.vllm.small.models()))
     assert [card["root"] for card in models["data"]] == ["stories"]
     assert str(MODEL) not in json.dumps(models)
 

@@ -9,7 +9,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cfg_core.vllm_plugin import wire
-from cfg_core.vllm_plugin.pace import Progress
+from cfg_core.vllm_plugin.pace import FrontendPace
 from deployments.config.tracing import TracingArgs
 from deployments.generator.engine_calls import EngineCalls
 from deployments.generator.running_request import Choice, RunningRequest
@@ -45,7 +45,7 @@ def made_by(exporter, outputs, *, followers=1, ends_at=None, aborted=False, keep
     engine = MagicMock(AsyncLLM)  # spans need no more of it than these two
     engine.output_processor = SimpleNamespace(request_states=states, process_outputs=process)
     engine.engine_core = engine.input_processor = MagicMock()
-    calls = EngineCalls(engine, MagicMock(Progress))
+    calls = EngineCalls(engine, MagicMock(FrontendPace))
     request = SimpleNamespace(request_id="r", sampling_params=None)
     with tracing.begin("replica") as parent:
         entry = Choice(request, RunningRequest(Meter(), 8))

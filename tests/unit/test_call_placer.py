@@ -16,7 +16,7 @@ from deployments.messages import GenerateCall
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.progress import Begun, Outputs
-from deployments.requests.usage import Counts
+from deployments.requests.usage import OutputCounts
 from deployments.routing import call_placer, fleets
 from deployments.routing.call_placer import MODEL, CallPlacer, placer_of
 from deployments.routing.dispatches import dispatched, expected
@@ -173,7 +173,7 @@ def test_a_stream_is_not_sent_to_a_replica_that_has_failed():
 
 
 def begun(name: str, model: str) -> GenerateCall:
-    counts = Counts(0, 0, 0, 0, (0, 0, 0, 0.0))
+    counts = OutputCounts(0, 0, 0, 0, (0, 0, 0, 0.0))
     return replace(call(name), begun=Begun(Outputs(), counts, model))
 
 

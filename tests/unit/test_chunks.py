@@ -1,4 +1,4 @@
-"""deployments/generator/chunks.py: into how many chunks the tokens of a stream are grouped."""
+"""generator/answers/chunks.py: into how many chunks the tokens of a stream are grouped."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.generator.chunks import CHUNKS_PER_S, LONGEST_S, Chunks
+from deployments.generator.answers.chunks import CHUNKS_PER_S, LONGEST_S, ChunkSpacing
 
 
 def output(finished=False, choices=1):
@@ -27,14 +27,14 @@ async def times(spaced):
 
 async def test_one_stream_sends_each_token_at_once():
     outputs = [output() for _ in range(100)]
-    came = await times(Chunks().spaced(given(*outputs, output(finished=True))))
+    came = await times(ChunkSpacing().spaced(given(*outputs, output(finished=True))))
     assert len(came) == 101
     assert came[-1] < 10 / CHUNKS_PER_S
 
 
 @pytest.mark.parametrize("streams", [16, 1000])
 async def test_more_streams_send_less_often(streams):
-    chunks = Chunks()
+    chunks = ChunkSpacing()
     others = [chunks.spaced(given(output(), output())) for _ in range(streams)]
     waiting = []
     for other in others:
@@ -54,7 +54,7 @@ async def test_more_streams_send_less_often(streams):
 
 
 async def test_choices_count_and_whole_answers_do_not():
-    chunks = Chunks()
+    chunks = ChunkSpacing()
     async with aclosing(
         chunks.spaced(given(output(choices=2), output(choices=40), output(finished=True)))
     ) as spaced:
@@ -66,7 +66,7 @@ async def test_choices_count_and_whole_answers_do_not():
 
 
 async def test_a_cancelled_stream_is_no_longer_counted():
-    chunks = Chunks()
+    chunks = ChunkSpacing()
     spaced = chunks.spaced(given(output(choices=300), output()))
     await anext(spaced)
     waiting = asyncio.ensure_future(anext(spaced))
@@ -80,7 +80,7 @@ async def test_a_cancelled_stream_is_no_longer_counted():
 async def test_an_end_does_not_wait():
     """A choice that finishes ends the pause, also if it does so before the pause begins."""
     for early in (True, False):
-        chunks, wake = Chunks(), asyncio.Event()
+        chunks, wake = ChunkSpacing(), asyncio.Event()
         chunks.streams = 10_000
         spaced = chunks.spaced(given(output(), output(finished=True)), wake)
         await anext(spaced)
@@ -96,7 +96,7 @@ async def test_an_end_does_not_wait():
 
 
 async def test_what_the_last_output_holds_wakes_nobody():
-    chunks, wake = Chunks(), asyncio.Event()
+    chunks, wake = ChunkSpacing(), asyncio.Event()
     chunks.streams = 10_000
     wake.set()
     came = await times(chunks.spaced(given(output(), output(finished=True)), wake))

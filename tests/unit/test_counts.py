@@ -6,7 +6,13 @@ from deployments.ingress import metric_families
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import CHUNK_TOKENS, Prefix
 from deployments.routing import counts as module
-from deployments.routing.counts import ENCODER, GENERATOR, Counts, ReportKeys, generator_metrics
+from deployments.routing.counts import (
+    ENCODER,
+    GENERATOR,
+    ReplicaCounts,
+    ReportKeys,
+    generator_metrics,
+)
 from deployments.routing.placement import Placer
 
 NAMES = ReportKeys(now=("groups",), totals=("guided_tokens",))
@@ -17,7 +23,7 @@ def report(groups, guided_tokens):
 
 
 def test_a_replica_that_leaves_takes_only_its_numbers_of_now_along():
-    counts = Counts(NAMES)
+    counts = ReplicaCounts(NAMES)
     counts.update({"a": report(1, 10), "b": report(2, 20)})
     assert counts.now() == {"groups": {"a": 1, "b": 2}}
     assert counts.totals() == {"guided_tokens": 30}
@@ -30,7 +36,7 @@ def test_a_replica_that_leaves_takes_only_its_numbers_of_now_along():
 
 
 def test_a_replica_that_comes_back_is_not_counted_twice():
-    counts = Counts(NAMES)
+    counts = ReplicaCounts(NAMES)
     counts.update({"a": report(1, 10)})
     counts.update({})
     counts.update({"a": {}})
@@ -42,7 +48,7 @@ def test_a_replica_that_comes_back_is_not_counted_twice():
 
 def test_the_oldest_of_many_that_left_are_one_sum(monkeypatch):
     monkeypatch.setattr(module, "MAX_GONE", 3)
-    counts = Counts(NAMES)
+    counts = ReplicaCounts(NAMES)
     for i in range(10):
         counts.update({i: report(1, 1), "stays": report(1, 100)})
     assert len(counts._reports) == 5
@@ -50,14 +56,14 @@ def test_the_oldest_of_many_that_left_are_one_sum(monkeypatch):
 
 
 def test_odd_values_count_as_0():
-    counts = Counts(NAMES)
+    counts = ReplicaCounts(NAMES)
     counts.update({"a": {"groups": -1, "guided_tokens": "x"}, "b": report(2, 3)})
     assert counts.totals() == {"guided_tokens": 3}
     assert counts.now() == {"groups": {"a": 0, "b": 2}}
 
 
 def test_replicas_have_the_names_that_serve_shows():
-    counts = Counts(NAMES)
+    counts = ReplicaCounts(NAMES)
     counts.update({SimpleNamespaceKey(unique_id="r1"): report(1, 1)})
     assert counts.now() == {"groups": {"r1": 1}}
 

@@ -27,7 +27,7 @@ from deployments.replica_client.direct_calls import DirectCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.progress import Part, Progress, pack
-from deployments.requests.usage import Counts, Usage
+from deployments.requests.usage import OutputCounts, Usage
 from deployments.routing.call_placer import CallPlacer
 
 pytestmark = pytest.mark.timeout(20)
@@ -156,7 +156,7 @@ async def test_chunks_that_have_arrived_come_joined_with_the_last_usage(replica)
 
 async def test_joined_chunks_tell_of_all_outputs_behind_them(replica):
     """Else another replica would go on with a stream without some of its tokens."""
-    first, second = (Counts(n, 0, 0, n, (0, 0, 0, 0.0)) for n in (1, 3))
+    first, second = (OutputCounts(n, 0, 0, n, (0, 0, 0, 0.0)) for n in (1, 3))
     outputs = [((Part(0, pack([token])),),) for token in range(3)]
     told = [Progress(outputs[0], first), Progress((), first), Progress(outputs[1], second)]
     chunks = [Chunk(text, progress=one) for text, one in zip("abc", told, strict=True)]

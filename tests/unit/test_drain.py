@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from deployments.generator import drain
-from deployments.generator.drain import EACH_S, Drain, announced, follow
+from deployments.generator.moving import drain
+from deployments.generator.moving.drain import EACH_S, Drain, announced, follow
 from deployments.http.text_answers import DONE
 from deployments.messages import Chunk, Heartbeat, Whole, joined
 from deployments.requests.progress import Progress
-from deployments.requests.usage import Counts, Usage
+from deployments.requests.usage import OutputCounts, Usage
 
-TOLD = Progress((), Counts(0, 0, 0, 0, (0, 0, 0, 0.0)))
+TOLD = Progress((), OutputCounts(0, 0, 0, 0, (0, 0, 0, 0.0)))
 CHUNK = Chunk("data: 1\n\n", progress=TOLD)
 
 

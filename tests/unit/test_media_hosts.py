@@ -14,15 +14,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from deployments.generator import media_hosts
-from deployments.generator.media_hosts import (
+from deployments.generator.media import hosts as media_hosts
+from deployments.generator.media.hosts import (
     CLIENT_LOOKUPS,
     HostResolver,
     PrivateAddressError,
     is_own,
     public_socket,
 )
-from deployments.generator.media_memory import Client
+from deployments.generator.media.memory import Client
 
 Lookup = Callable[..., list[Any]]
 PUBLIC, PRIVATE, METADATA = "203.0.114.7", "10.0.0.7", "169.254.169.254"

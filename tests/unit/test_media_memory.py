@@ -9,8 +9,8 @@ import time
 import pytest
 
 from cfg_core.errors import CapacityError, OverloadedError
-from deployments.generator import media_memory
-from deployments.generator.media_memory import (
+from deployments.generator.media import memory as media_memory
+from deployments.generator.media.memory import (
     Budget,
     Client,
     MediaShare,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.generator import model_fingerprint
-from deployments.generator.model_fingerprint import fingerprint, of_engine
+from deployments.generator.moving import model_fingerprint
+from deployments.generator.moving.model_fingerprint import fingerprint, of_engine
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from deployments.requests.progress import (
     told_together,
     unpack,
 )
-from deployments.requests.usage import Counts, Meter
+from deployments.requests.usage import Meter, OutputCounts
 
-COUNTS = Counts(4, 3, 1, 2, (1, 0, 1, 0.5))
+COUNTS = OutputCounts(4, 3, 1, 2, (1, 0, 1, 0.5))
 
 
 def event(number, created=1700000000, ids=10):
@@ -138,4 +138,4 @@ def test_another_meter_goes_on_with_the_counts():
     first.strengths.add([0.0, 1.0, 0.5], [0.0, 1.0, 0.25])
     first.longest = 4
     second.go_on(first.counts)
-    assert second.counts == first.counts == Counts(7, 3, 1, 4, (3, 1, 1, 1.25))
+    assert second.counts == first.counts == OutputCounts(7, 3, 1, 4, (3, 1, 1, 1.25))

@@ -13,7 +13,7 @@ from cfg_core.errors import (
     GuidanceError,
     RequestError,
 )
-from deployments.generator import sse
+from deployments.generator.answers import sse
 from deployments.http.errors import http_error
 from deployments.http.text_answers import DONE, error_event, is_last
 from deployments.requests.body import decode_body

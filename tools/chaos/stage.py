@@ -36,11 +36,18 @@ PROXY, MANAGER, HAPROXY, CONTROLLER = (
 
 
 def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0, replicas: int = 2) -> dict[str, Any]:
-    """Return configs/stories.yaml with replicas on different nodes, and short timeouts."""
+    """Return configs/stories.yaml with replicas on different nodes, and short timeouts.
+
+    Its answers are short, so a replica that leaves asks them to go on elsewhere at once.
+    """
     config = shipped_config()
     application = config["applications"][0]
     del application["args"]["encoders"]
-    application["args"] |= {"silence_timeout_s": silence_s, "hang_timeout_s": hang_s}
+    application["args"] |= {
+        "silence_timeout_s": silence_s,
+        "hang_timeout_s": hang_s,
+        "drain_after_s": 0.0,
+    }
     application["deployments"] = [d for d in application["deployments"] if d["name"] != "Embedder"]
     router, replica = application["deployments"]
     router["num_replicas"] = ROUTERS

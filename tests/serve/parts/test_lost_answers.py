@@ -20,14 +20,14 @@ from deployments.replica_client.calls import GeneratorCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.progress import Part, Progress, pack
-from deployments.requests.usage import Counts, Usage
+from deployments.requests.usage import OutputCounts, Usage
 from deployments.routing import call_placer
 from deployments.routing.call_placer import MODEL, CallPlacer
 from tests.serve.parts.test_calls import Items, Scripted, _nothing_is_known
 
 __all__ = ["_nothing_is_known"]
 
-COUNTS = Counts(0, 0, 0, 0, (0, 0, 0, 0.0))
+COUNTS = OutputCounts(0, 0, 0, 0, (0, 0, 0, 0.0))
 LOST = EngineDeadError("lost")
 
 

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from cfg_core.errors import CapacityError, OverloadedError
 from cfg_core.memory import DelayedTrim
-from deployments.generator.media_downloads import ClientDownloads, Downloads, ended
+from deployments.generator.media.downloads import ClientDownloads, Downloads, ended
 
 T = TypeVar("T")
 

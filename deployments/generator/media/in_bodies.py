@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cfg_core.vllm_plugin import embeddings
-from deployments.generator.media_memory import one_request
+from deployments.generator.media.memory import one_request
 from deployments.requests.endpoints import Endpoint, conversation_of
 from deployments.requests.media_checks import check_media, media_parts
 

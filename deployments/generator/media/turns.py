@@ -26,7 +26,7 @@ from vllm.utils.async_utils import make_async
 from vllm.utils.cache import CacheInfo
 from vllm.utils.torch_utils import set_default_torch_num_threads
 
-from deployments.generator.media_memory import current_share, owner_of
+from deployments.generator.media.memory import current_share, owner_of
 
 PIECE_VALUES = 24_000_000
 """Values (pixels times colours) that are prepared at once, if one item does not have more.

@@ -24,8 +24,8 @@ from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.media.connector import global_thread_pool
 
 from cfg_core.errors import CfgServeError
-from deployments.generator.media_memory import TRIMMED_BYTES, WORKING, MediaShare, owner_of
-from deployments.generator.media_videos import load_video
+from deployments.generator.media.memory import TRIMMED_BYTES, WORKING, MediaShare, owner_of
+from deployments.generator.media.videos import load_video
 from deployments.requests.media_files import MediaFileError, Medium, check_file
 
 logger = logging.getLogger("ray.serve")

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp.abc import AbstractResolver, ResolveResult
 from typing_extensions import override
 
-from deployments.generator.media_memory import Client
+from deployments.generator.media.memory import Client
 from deployments.requests.media_checks import is_public
 
 LOOKUPS = 32

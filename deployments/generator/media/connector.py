@@ -3,7 +3,7 @@
 vLLM fetches any address that a client names, from wherever the replica can reach. Here an address
 must be `data:`, or `http(s):` of a public host on its usual port. The check is made on the address
 that the socket connects to, for each redirect, so neither a name that resolves to a private address
-nor one that changes its address gets through (media_hosts.py). `allowed_media_domains` in the
+nor one that changes its address gets through (hosts.py). `allowed_media_domains` in the
 engine's arguments names the only hosts to fetch from, which may then be private, and have any port;
 `allowed_local_media_path` allows `file:` addresses.
 
@@ -27,9 +27,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from cfg_core.errors import CfgServeError, RequestError
-from deployments.generator.media_decoding import BoundedMediaIO, decoded, in_thread, refused
-from deployments.generator.media_hosts import HostResolver, PrivateAddressError, public_socket
-from deployments.generator.media_memory import Client, current_share
+from deployments.generator.media.decoding import BoundedMediaIO, decoded, in_thread, refused
+from deployments.generator.media.hosts import HostResolver, PrivateAddressError, public_socket
+from deployments.generator.media.memory import Client, current_share
 from deployments.requests.media_checks import address_of
 from deployments.requests.media_files import MediaFileError, data_parts
 

@@ -19,7 +19,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from cfg_core.params.begun import BEGUN, TOLD
 from deployments.requests.progress import Begun, Part, unpack
-from deployments.requests.usage import Counts
+from deployments.requests.usage import OutputCounts
 
 if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestState
@@ -47,7 +47,7 @@ class Replay:
             self._are_all_here.set()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> OutputCounts:
         """What the other replica has counted."""
         return self._begun.counts
 

@@ -36,7 +36,7 @@ class StreamedOutput(Protocol):
 OutputT = TypeVar("OutputT", bound=StreamedOutput)
 
 
-class Chunks:
+class ChunkSpacing:
     """Spaces the chunks of one replica's streams.
 
     Each choice of `n` is a stream. Used from the replica's event loop.

@@ -1,0 +1,1 @@
+"""Images, audio and video of requests: fetched, decoded, and prepared for the model, in bounds."""

@@ -4,6 +4,7 @@
     python -m tools.chaos --faults engine replica  some of them
     python -m tools.chaos --clients 12 --replicas 3 --json FILE
     python -m tools.chaos --replicas 3 --kills 200
+    python -m tools.chaos --replicas 3 --speculation draft --faults engine replica
     python -m tools.chaos --across-nodes --faults worker node
     python -m tools.chaos --haproxy --faults haproxy proxy router
 
@@ -39,9 +40,11 @@ from tools.chaos.stage import (
     PROXY,
     RECOVERY_LIMIT_S,
     REPLICA,
+    SPECULATION,
     Stage,
     across_nodes,
     chaos_config,
+    speculating,
 )
 from tools.serving.cluster import Cluster
 from tools.serving.load import Load
@@ -114,6 +117,7 @@ def stage_of(
     workers: int = 0,
     proxies: tuple[str, ...] = (PROXY,),
     replicas: int = 2,
+    speculation: str | None = None,
 ) -> tuple[Stage, Load]:
     """Serve on a new cluster, and learn the right answers.
 
@@ -123,6 +127,7 @@ def stage_of(
         cluster.add(gpus=1) if workers else cluster.add(engine=1)
     config = chaos_config(replicas=replicas)
     config = across_nodes(config) if workers else config
+    config = speculating(config, speculation) if speculation else config
     server = cluster.serve(config)
     stage = Stage(cluster, server, config, workers, proxies)
     server.wait_until_ready()
@@ -151,6 +156,7 @@ def main() -> None:
         action="store_true",
         help="two workers per engine; the fault `worker` kills one",
     )
+    parser.add_argument("--speculation", choices=SPECULATION)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--kills", type=int, metavar="N", help="instead of --faults")
@@ -167,7 +173,9 @@ def main() -> None:
     workers = 2 if args.across_nodes else 0
     linked = "link" in args.faults and not args.kills
     with Cluster(linked=linked, folder=args.folder, env=env) as cluster:
-        stage, load = stage_of(cluster, args.clients, workers, proxies, args.replicas)
+        stage, load = stage_of(
+            cluster, args.clients, workers, proxies, args.replicas, args.speculation
+        )
         try:
             print(HEADER, flush=True)
             for name in ["kills"] if args.kills else args.faults:

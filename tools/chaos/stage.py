@@ -27,6 +27,14 @@ ENGINE, REPLICA, ROUTER = (
     "ServeReplica:cfg:CfgRouter",
 )
 WORKER = "RayWorkerProc"
+SPECULATION: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_max": 3, "num_speculative_tokens": 3},
+    "draft": {
+        "method": "draft_model",
+        "model": "models/stories-draft",
+        "num_speculative_tokens": 3,
+    },
+}
 PROXY, MANAGER, HAPROXY, CONTROLLER = (
     "ProxyActor",
     "HAProxyManager",
@@ -55,6 +63,12 @@ def chaos_config(silence_s: float = 2.0, hang_s: float = 6.0, replicas: int = 2)
     replica["num_replicas"] = replicas
     replica["ray_actor_options"]["resources"] = {"engine": 1}
     replica |= {"health_check_period_s": 1, "health_check_timeout_s": 5}
+    return config
+
+
+def speculating(config: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return `config` with one of SPECULATION."""
+    config["applications"][0]["args"]["engine"]["speculative_config"] = SPECULATION[method]
     return config
 
 

@@ -134,7 +134,8 @@ def stage_of(
     deadline = time.monotonic() + RECOVERY_LIMIT_S
     while not stage.whole() and time.monotonic() < deadline:
         time.sleep(1)
-    load = Load(server.url, clients, OF_EVERY_KIND)
+    questions = tuple(q for q in OF_EVERY_KIND if not (speculation and q.is_sampled))
+    load = Load(server.url, clients, questions)
     asyncio.run(load.learn())
     return stage, load
 

@@ -96,6 +96,11 @@ class Question:
     api: Api = COMPLETIONS
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its answer is one only with its seed, and without speculation."""
+        return "seed" in self.more
+
     def body(self, stream: bool) -> dict[str, Any]:
         body = self.api.body(self.prompt, self.tokens)
         guidance = GUIDANCE if self.guided else {}

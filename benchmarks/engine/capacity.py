@@ -13,7 +13,7 @@ answers, one expects
 
 What is counted is the groups that sample in a step, with a queue that never ends, over the whole
 run without its beginning and end. The schedulers and the KV cache manager are the real ones; no
-model is computed (tests/simulation/sim.py). Negatives are all different, so that no prefix is
+model is computed (tests/simulation). Negatives are all different, so that no prefix is
 shared. There is no noise: a second run gives the same. Prints a card, a table, and one line of
 JSON.
 """
@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from cfg_core.vllm_plugin.wire import StepGuidance
-from tests.simulation.sim import Simulation, make_config
+from tests.simulation.paths import make_config
+from tests.simulation.sim import Simulation
 
 from ..report import Report, parser
 

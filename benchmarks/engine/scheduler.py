@@ -19,7 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.sim import EnginePath, Simulation, make_config
+from tests.simulation.paths import EnginePath, make_config
+from tests.simulation.sim import Simulation
 
 from ..report import Report, parser
 from ..turns import Turns, take_turns

@@ -11,7 +11,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-from tests.simulation.sim import PATHS, simulate
+from tests.simulation.loads import simulate
+from tests.simulation.paths import PATHS
 
 COUNTED = (
     "joint_steps",

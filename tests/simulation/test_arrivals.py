@@ -17,7 +17,9 @@ from cfg_core.params.resolved import RESOLVED
 from cfg_core.vllm_plugin.core import arrivals, followers
 from cfg_core.vllm_plugin.core.followers import make_followers, make_ready, plan_group
 from cfg_core.vllm_plugin.core.prompt_hashes import PromptHashes
-from tests.simulation.sim import Simulation, admitted, make_config
+from tests.simulation.paths import make_config
+from tests.simulation.requests import admitted
+from tests.simulation.sim import Simulation
 
 BLOCK = 16
 NEGATIVE = list(range(100, 100 + 10 * BLOCK + 3))

@@ -16,15 +16,11 @@ from vllm.v1.request import Request
 from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.vllm_plugin import vllm_patches, wire
 from cfg_core.vllm_plugin.core.followers import make_followers, plan_group
-from tests.simulation.sim import (
-    V1,
-    EnginePath,
-    FakeRunner,
-    Simulation,
-    admitted,
-    make_config,
-    model_token,
-)
+from tests.simulation.paths import V1, EnginePath, make_config
+from tests.simulation.requests import admitted
+from tests.simulation.runner import FakeRunner
+from tests.simulation.sim import Simulation
+from tests.simulation.texts import model_token
 
 attach = wire.attach
 

@@ -16,7 +16,9 @@ from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedSche
 from cfg_core.vllm_plugin.core.states import States
 from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines
-from tests.simulation.sim import PATHS, EnginePath, Simulation, make_config, simulate
+from tests.simulation.loads import simulate
+from tests.simulation.paths import PATHS, EnginePath, make_config
+from tests.simulation.sim import Simulation
 
 SEEDS = range(6)
 MOST_SEEDS = 100

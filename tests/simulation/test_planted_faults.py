@@ -27,7 +27,8 @@ from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, SuffixTokens
 from cfg_core.vllm_plugin.worker import gates
-from tests.simulation.sim import PATHS, simulate
+from tests.simulation.loads import simulate
+from tests.simulation.paths import PATHS
 
 plan, make_followers, attach = lockstep.plan, group_scheduler.make_followers, wire.attach
 guides, weights_at, advance = Timeline.guides, Timeline.weights_at, Timelines.advance

@@ -13,7 +13,6 @@ from cfg_core.prefill_only.batch import Finished
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.pipeline import Pipeline
 from cfg_core.prefill_only.sizes import check_num_tokens, check_sizes, slices
-from cfg_core.prefill_only.stall import Stall
 from cfg_core.prefill_only.types import (
     Input,
     Output,
@@ -21,6 +20,7 @@ from cfg_core.prefill_only.types import (
     SequenceState,
     too_many_values,
 )
+from cfg_core.stall import Stall
 
 _AT_ONCE = 4_000
 """Characters. A call with more of them is tokenized in a thread, not on the event loop."""

@@ -115,7 +115,7 @@ class ModelReplica:
         loop runs.
         """
         self._beacon.tick()
-        return self._server.errored or self._pulse.has_stopped
+        return self._server.errored or self._pulse.look()
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[Item]:
         """Yield the answer of one call, with reports of its usage (messages.py).

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from cfg_core.errors import CfgServeError
+from cfg_core.stall import Stall
 
 logger = logging.getLogger("ray.serve")
 
@@ -25,25 +26,33 @@ class Pulse:
     """What an engine last reported of itself; it is asked every PULSE_S.
 
     ask: asks the engine. Raises CfgServeError if the engine cannot answer.
-    timeout_s: seconds without an answer after which the engine counts as hanging.
+    timeout_s: seconds without an answer after which the engine counts as hanging. Those in which
+        this process did not run do not count: its engine may have answered.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[dict[str, int]]], timeout_s: float) -> None:
-        self._ask, self._timeout_s = ask, timeout_s
-        self._asked_at = time.monotonic()
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[dict[str, int]]],
+        timeout_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._stall = ask, Stall(timeout_s, now)
+        self._num_asked = self._num_answered = 0
         self.stats: dict[str, int] = {}
 
-    @property
-    def has_stopped(self) -> bool:
-        return time.monotonic() - self._asked_at > self._timeout_s
+    def look(self) -> bool:
+        """Return whether the engine hangs. Call it several times a second."""
+        self._stall.look(self._num_asked, self._num_answered)
+        return self._stall.is_stuck
 
     async def run(self) -> None:
         while True:
-            self._asked_at = time.monotonic()
+            self._num_asked += 1
             try:
                 self.stats = {**await self._ask(), REPORTED_AT: int(time.time() * 1000)}
             except CfgServeError as error:  # a dead engine is noticed by its own flag
                 logger.warning("The engine did not report its state: %s", error)
+            self._num_answered += 1
             await asyncio.sleep(PULSE_S)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cfg_core.prefill_only.stall import Stall
+from cfg_core.stall import Stall
 
 
 class Clock:

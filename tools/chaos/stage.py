@@ -20,7 +20,7 @@ from tools.serving.cluster import Cluster, Node
 from tools.serving.process import REPOSITORY, ServeProcess, shipped_config
 
 ROUTERS = 2
-RECOVERY_LIMIT_S = 300
+RECOVERY_LIMIT_S = 600
 ENGINE, REPLICA, ROUTER = (
     "EngineCore",
     "ServeReplica:cfg:ModelReplica",

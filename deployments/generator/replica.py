@@ -22,6 +22,7 @@ from deployments import serve_patches
 from deployments.autoscaling import GuidedLoad, report
 from deployments.config.args import AppArgs
 from deployments.direct.listener import AnswerCall, CallListener
+from deployments.generator import environment
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.generator.moving.drain import Drain, follow
 from deployments.generator.ray_cluster import name_cluster
@@ -51,12 +52,6 @@ ROUTER = RequestRouterConfig(
 FLUSH_S = 1.0
 """Seconds at most that a replica which stops, after its engine, sends its last spans."""
 
-STOP_STRINGS = ("VLLM_MAX_STOP_STRINGS", "64")
-"""vLLM's limit of stop strings per request, if the environment sets none.
-
-vLLM's own default is 4. SillyTavern sends 6 with the names and marks of a chat.
-"""
-
 
 def _workers_placement() -> PlacementGroup | None:
     """Where the engine puts its workers: the bundles of this replica, in this cluster."""
@@ -81,7 +76,7 @@ class ModelReplica:
         self._name = serve.get_replica_context().replica_id.unique_id
         spans.start(args.tracing, process="replica", replica=self._name)
         group = _workers_placement() if args.num_workers > 1 else None
-        os.environ.setdefault(*STOP_STRINGS)  # before vllm is imported
+        environment.set_defaults(os.environ, args.engine)
         if json_lines.is_wanted(logger) and args.num_workers == 1:
             json_lines.use_in_vllm(os.environ)  # the file may be elsewhere on other nodes
         with log_handlers_kept(), quick_start():

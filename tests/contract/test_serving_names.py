@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from transformers import PythonBackend
@@ -215,3 +216,17 @@ def test_loaders_of_videos_ask_for_frames_as_they_are_bounded():
         kind = type(VIDEO_LOADER_REGISTRY.load(name))
         for method in ("compute_frames_index_to_sample", "read_frames", "load_bytes"):
             assert inspect.ismethod(getattr(kind, method)), (name, method)
+
+
+def test_the_drafter_of_n_grams_uses_one_thread_of_numba() -> None:
+    """So deployments/generator/environment.py lets numba's pool have one."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    speculation = {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(**speculation),
+        model_config=SimpleNamespace(max_model_len=128),
+        scheduler_config=SimpleNamespace(max_num_seqs=1024),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    assert NgramProposer(config).num_numba_thread_available <= 1

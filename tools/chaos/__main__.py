@@ -13,7 +13,7 @@ and worker nodes with one engine each. One node more than replicas is there. Wit
 each engine has two workers, which are Ray actors on different nodes; their CPUs are presented to
 Ray as GPUs. With `--haproxy`, HAProxy is in front, and connects to the routers without Serve's
 proxy. With `--kills`, replicas and engines are killed again and again, each at a random time after
-two replicas have become ready, so that one is always left.
+two replicas have become ready, so that one is always left. Each row has twenty of them.
 
 Clients send requests of four APIs and many kinds (tools/serving/questions.py) whose right answers
 are known, streamed and not. For each fault the table has the requests in flight, their outcomes,
@@ -29,7 +29,9 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.chaos.faults import FAULTS, SPECIAL
 from tools.chaos.judging import HEADER, Row, judge
@@ -54,6 +56,7 @@ from tools.serving.questions import OF_EVERY_KIND
 RAY_CPU = REPOSITORY / "tests" / "support" / "ray_cpu"
 CALM_S = 5.0
 """Service counts as restored when everything runs and no client got an error for this long."""
+KILLS_PER_ROW = 20
 BETWEEN_KILLS_S = (4.0, 8.0)
 """The ingress has then noticed the last one."""
 
@@ -76,7 +79,7 @@ async def strike(stage: Stage, load: Load, name: str) -> Row:
     return judge(told, seen, at, whole_s, await asyncio.to_thread(stage.counted) - before)
 
 
-async def kill_often(stage: Stage, load: Load, number: int, seed: int = 0) -> Row:
+async def kill_often(stage: Stage, load: Load, number: int, seed: int) -> Row:
     """Kill replicas and engines one after another, at random times, while clients ask."""
     load.outcomes.clear()
     before = await asyncio.to_thread(stage.counted)
@@ -140,6 +143,16 @@ def stage_of(
     return stage, load
 
 
+def plays(
+    stage: Stage, load: Load, faults: Sequence[str], kills: int
+) -> Iterator[Coroutine[Any, Any, Row]]:
+    """What makes each row: one of the faults, or some of the kills."""
+    for seed, first in enumerate(range(0, kills, KILLS_PER_ROW)):
+        yield kill_often(stage, load, min(KILLS_PER_ROW, kills - first), seed)
+    for name in () if kills else faults:
+        yield strike(stage, load, name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -179,20 +192,17 @@ def main() -> None:
         )
         try:
             print(HEADER, flush=True)
-            for name in ["kills"] if args.kills else args.faults:
-                played = (
-                    kill_often(stage, load, args.kills) if args.kills else strike(stage, load, name)
-                )
+            for played in plays(stage, load, args.faults, args.kills or 0):
                 rows.append(asyncio.run(played))
                 print(rows[-1], flush=True)
                 for outcome in load.outcomes:
                     if outcome.kind != "right":
                         asked = outcome.question
                         print(f"  {outcome.kind}: {asked.api.path} {asked.more} {outcome.detail}")
+                if args.json:
+                    args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
         finally:
             stage.server.stop()
-    if args.json:
-        args.json.write_text(json.dumps([vars(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":

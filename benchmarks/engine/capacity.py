@@ -53,7 +53,8 @@ def groups_at_once(
             first = [4 + number % 250, 4 + number // 250, 4 + role]
             return (first + [4 + k % 250 for k in range(length)])[:length]
 
-        simulation.add(f"r{number}", tokens(prompt, 0), args.answer, 2.0, tokens(negative, 1))
+        fields = {"scale": 2.0, "negative": tokens(negative, 1)}
+        simulation.add(f"r{number}", tokens(prompt, 0), args.answer, **fields)
     joint = []
     schedule = simulation.scheduler.schedule
 

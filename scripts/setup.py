@@ -84,7 +84,7 @@ def read_stamp() -> dict[str, str]:
 
 
 def remove_stale_venv() -> None:
-    """Remove a .venv that is incomplete or out of date.
+    """Remove a .venv that is incomplete or out of date. Of a link, only the link is removed.
 
     Raises SetupError if the .venv was not made by this script.
     """
@@ -96,6 +96,10 @@ def remove_stale_venv() -> None:
             " again."
         )
     reason = "it was interrupted" if MARKER.exists() else "its device, Python or pins changed"
+    if VENV.is_symlink():
+        say(f"removing the link .venv, and not what it leads to ({reason})")
+        VENV.unlink()
+        return
     say(f"removing the old .venv ({reason})")
     MARKER.touch()
     for entry in sorted(VENV.iterdir(), key=lambda path: path == STATE):  # the marker goes last

@@ -4,7 +4,7 @@ For every slot of every physical KV block, the fake runner records *which prefix
 For each sampled row, it checks that the stream's block table holds exactly its own prefix. So it
 finds a lost block, a block that was allocated twice, a token computed at the wrong place, or a
 stream out of lockstep at once, without the cost of a model. It follows the protocols of both
-runners, with async scheduling and pipeline stages: see `PATHS`.
+runners, with async scheduling and pipeline stages (paths.py).
 
     python -m tests.simulation --joint-steps 1000000     a long run
     python -m tests.simulation --paths states            only with states, which nothing can undo

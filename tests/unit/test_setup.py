@@ -271,6 +271,18 @@ def test_an_interrupted_set_up_starts_over_with_the_same_choice(run):
     assert run() == ["cuda-0.9.txt"]
 
 
+def test_of_a_link_only_the_link_is_removed(run, tmp_path):
+    """It may lead to the environment of another checkout."""
+    run("cuda", "0.9")
+    venv, other = tmp_path / ".venv", tmp_path / "other"
+    venv.rename(other)
+    venv.symlink_to(other)
+    assert run() == []
+    assert run(vllm="0.10") == ["cuda-0.10.txt"]
+    assert not venv.is_symlink()
+    assert (other / "python").exists()
+
+
 def test_a_refused_choice_leaves_the_environment_alone(run):
     run("cuda", "0.9")
     with pytest.raises(machine.SetupError):

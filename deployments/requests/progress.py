@@ -210,6 +210,11 @@ class Told:
         self._words = OfOneReplica()
         self._can_move = True
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens that are kept, of all choices."""
+        return self._outputs.num_tokens
+
     def note(self, text: str, progress: Progress | None) -> None:
         """Note events that the client gets now, and the outputs behind them.
 

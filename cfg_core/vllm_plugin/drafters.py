@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vllm.platforms import current_platform
+
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
 
@@ -32,6 +34,13 @@ UNGUIDED = {
     "extract_hidden_states": "it drafts nothing",
 }
 """Why the drafts of a method cannot be those of a group."""
+
+GATED_DELTA_NET = "linear_num_value_heads"
+"""A field of the configuration of models with gated delta nets (Qwen3-Next, Qwen3.5).
+
+Of the recurrent layers that vLLM's CPU build can run, only these take drafts. The others ignore how
+many drafts were accepted, and give wrong texts, to plain requests as well.
+"""
 
 
 def why_not_guided(config: VllmConfig, *, recurrent: bool) -> Iterator[str]:
@@ -59,7 +68,29 @@ def why_not_guided(config: VllmConfig, *, recurrent: bool) -> Iterator[str]:
     if config.parallel_config.pipeline_parallel_size > 1:
         yield "speculation with pipeline parallelism (use tensor_parallel_size)"
     if recurrent:
-        yield "speculation of a model with recurrent state (remove speculative_config)"
+        yield from _states(config)
+
+
+def _states(config: VllmConfig) -> Iterator[str]:
+    """Models with recurrent state. vLLM keeps one state for each token of a step with drafts.
+
+    The next step begins with the state of the last token that was accepted, so all streams of a
+    group, which accept the same tokens, begin with their own states of the same place.
+    """
+    if not config.model_config.is_hybrid:
+        yield "speculation of a model without attention (remove speculative_config)"
+    if config.cache_config.enable_prefix_caching:
+        yield (
+            "speculation of a model with recurrent state and prefix caching"
+            " (set enable_prefix_caching=False)"
+        )
+    if current_platform.is_cpu() and not hasattr(
+        config.model_config.hf_text_config, GATED_DELTA_NET
+    ):
+        yield (
+            "speculation of this model with recurrent state on a CPU, whose kernels take no drafts"
+            " (remove speculative_config)"
+        )
 
 
 def _heads(speculative: SpeculativeConfig, *, v2: bool) -> Iterator[str]:

@@ -51,9 +51,9 @@ class AppArgs(GeneratorArgs):
     503.
     """
 
-    num_retries: int = Field(default=1, ge=0)
+    num_retries: int = Field(default=2, ge=0)
     """How many times a request is sent to another replica if its engine is lost before the first
-    byte of the answer.
+    byte of the answer. A request that ends engines ends one more than that.
     """
 
     silence_timeout_s: float = Field(default=5.0, gt=2 * ASK_EVERY_S)

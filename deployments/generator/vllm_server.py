@@ -195,7 +195,8 @@ class VllmServer:
             raise EngineError(OTHER_MODEL)
         recorder = recorder or self.recorder(call, meter)
         traced = traced_of(call, span)
-        replay = None if call.begun is None else Replay(call.begun, recorder.is_whole)
+        begun = call.begun if call.begun is not None and call.begun.outputs else None
+        replay = None if begun is None else Replay(begun, recorder.is_whole)
         run = RunningRequest(meter, self._share, traced, recorder, replay)
         call = replace(call, headers=self._headers(call.headers, span))
         renderer = self._engine.renderer

@@ -95,7 +95,7 @@ class AdmittedRequest:
 
         can_go_on: whether there is a replica with the model of this fingerprint.
         """
-        begun = self.told.begun()
+        begun = self.begun_answer()
         if begun is not None and can_go_on(begun.model):
             self.begun = begun
             return True
@@ -103,9 +103,17 @@ class AdmittedRequest:
             self.start_over()
         return False
 
+    def begun_answer(self) -> Begun | None:
+        """What was told of an answer that is not streamed; None if it has no token, or must stay.
+
+        Nobody has seen anything of it, so without tokens there is nothing to go on with.
+        """
+        begun = self.told.begun()
+        return begun if begun is not None and begun.outputs else None
+
     def go_on(self) -> None:
         """Prepare the call for another replica, behind all that was told of the answer."""
-        self.begun = self.told.begun()
+        self.begun = self.begun_answer()
 
     def start_over(self) -> None:
         """Forget what was told of an answer that is not streamed."""

@@ -14,41 +14,30 @@ from deployments.replica_client.admitted import AdmittedRequest
 from deployments.replica_client.answers import Answer, Items, LeavingError, in_time
 from deployments.replica_client.direct_calls import DirectCalls
 from deployments.replica_client.serve_calls import ServeItems
+from deployments.requests.progress import Told
 from deployments.routing.call_placer import can_go_on, placer_of
 from deployments.routing.dispatches import Dispatch, expected
 
-
-RETRIES_OF_BEGUN = 2
-"""How often at least an answer that has begun is sent again, if it gets no further. It did not end
-its first engine at once, so it is hardly a request that ends every engine."""
-
 MOST_ADVANCES = 5
-"""How often an answer that got further, and was lost again, gets all of these tries anew."""
+"""How often an answer that got further, and was lost again, gets all of its tries anew. It is
+hardly a request that ends every engine."""
 
 
 class Tries:
-    """How often one call may still be sent again, because a replica was lost.
+    """How often one call may still be sent again, because a replica was lost."""
 
-    num_retries: for a call of which nothing was told.
-    """
+    def __init__(self, num_retries: int, told: Told) -> None:
+        self._left = self._num_retries = num_retries
+        self._advances, self._num_told = 0, told.num_tokens
 
-    def __init__(self, num_retries: int, request: AdmittedRequest) -> None:
-        self._num_retries, self._request = num_retries, request
-        self._advances = 0
-        self._num_told = request.told.num_tokens
-        self._left = self._at_most
+    def take(self, told: Told) -> bool:
+        """Take a try, if there is one left.
 
-    @property
-    def _at_most(self) -> int:
-        is_begun = self._request.begun is not None or self._request.told.num_tokens > 0
-        return max(self._num_retries, RETRIES_OF_BEGUN) if is_begun else self._num_retries
-
-    def take(self) -> bool:
-        """Take a try, if there is one left."""
-        told = self._request.told.num_tokens
-        if told > self._num_told and self._advances < MOST_ADVANCES:
-            self._advances += 1
-            self._num_told, self._left = told, self._at_most
+        told: what is known of an answer that is not streamed.
+        """
+        if told.num_tokens > self._num_told and self._advances < MOST_ADVANCES:
+            self._advances, self._num_told = self._advances + 1, told.num_tokens
+            self._left = self._num_retries
         self._left -= 1
         return self._left >= 0
 
@@ -56,8 +45,8 @@ class Tries:
 class GeneratorCalls:
     """Sends the calls of requests to the replicas of one generator. Used from one event loop.
 
-    num_retries: how often a call is sent again if its replica is lost before the first byte. An
-        answer that has begun has other limits (`Tries`).
+    num_retries: how often a call is sent again if its replica is lost before the first byte, or
+        before an answer that is not streamed got further (`Tries`).
     num_retried: calls that were sent again.
     num_gone_on: those of them that went on behind what the lost replica had told.
     num_left: calls that went on elsewhere because their replica is to stop.
@@ -89,7 +78,7 @@ class GeneratorCalls:
         may_wait: whether Serve may keep the call while all replicas are full. Else OverloadedError
             is raised, as far as that can be seen.
         """
-        tries = Tries(self._num_retries, request)
+        tries = Tries(self._num_retries, request.told)
         while True:
             try:
                 return await self._call(request, deadline, may_wait)
@@ -97,7 +86,7 @@ class GeneratorCalls:
                 request.go_on()
                 self.num_left += 1
             except EngineDeadError:
-                if not tries.take():
+                if not tries.take(request.told):
                     raise
                 # No delay: the failed replica gets nothing now (health/replica_health.py).
                 self.num_retried += 1
@@ -160,7 +149,7 @@ class GeneratorCalls:
 
     def _may_leave(self, request: AdmittedRequest) -> bool:
         """Whether another replica has room now to go on with an answer that is not streamed."""
-        begun, placer = request.told.begun(), placer_of(self._deployment)
+        begun, placer = request.begun_answer(), placer_of(self._deployment)
         if begun is None or placer is None:
             return False
         return placer.has_room(request.call.group, begun.model)

@@ -246,8 +246,11 @@ class Told:
         return self._counts is not None
 
     def begun(self) -> Begun | None:
-        """What another replica must know. None if the stream cannot be moved."""
-        if not self._can_move or self._counts is None or not self._outputs:
+        """What another replica must know. None if the stream cannot be moved.
+
+        Of a stream that has events in front of its first token, it may have no outputs.
+        """
+        if not self._can_move or self._counts is None:
             return None
         return Begun(self._outputs.copy(), self._counts, self._model)
 

@@ -7,11 +7,13 @@ any more, a test fails, and the patch can be deleted.
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import vllm
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from cfg_core.patching import stock
@@ -20,8 +22,10 @@ from cfg_core.vllm_plugin.versions.tested import TESTED
 from cfg_core.vllm_plugin.vllm_patches import PATCHES
 from cfg_core.vllm_plugin.worker.cpu_faults import (
     expand_batch_to_tokens,
+    filled_up,
     make_bgmv_shrink,
     make_get_kv_cache_spec,
+    make_spec_forward,
     returns_last_state_only,
     takes_last_adapter,
 )
@@ -106,6 +110,83 @@ def test_stock_mamba2_on_a_cpu_still_has_the_fault():
     if not hasattr(torch.ops._C, "mamba_chunk_scan_fwd_cpu"):
         pytest.skip("the fault is that of vLLM's CPU kernel, which this build has not")
     assert returns_last_state_only(STOCK["get_kv_cache_spec"])
+
+
+def test_shorter_sequences_are_filled_up_with_their_last_token():
+    source, own = filled_up(torch.tensor([0, 1, 4]), 3)
+    assert source.tolist() == [0, 0, 0, 1, 2, 3]
+    assert own.tolist() == [True, False, False, True, True, True]
+
+
+class DeltaNet:
+    """One sequence in a gated delta net of one head, with up to three drafts."""
+
+    WIDTH, MOST, SIZE = 4, 4, 128
+
+    def __init__(self, forward):
+        generator = torch.Generator().manual_seed(0)
+        self.forward = forward
+        rows = 3 * self.SIZE
+        weight = torch.randn(rows, 1, self.WIDTH, generator=generator).bfloat16()
+        self.layer = SimpleNamespace(
+            conv1d=SimpleNamespace(weight=weight, bias=None),
+            activation="silu",
+            A_log=torch.zeros(1),
+            dt_bias=torch.zeros(1, dtype=torch.bfloat16),
+            rearrange_mixed_qkv=lambda qkv: [
+                part.reshape(1, -1, 1, self.SIZE).contiguous() for part in qkv.split(self.SIZE, -1)
+            ],
+        )
+        self.state_len = self.WIDTH - 2 + self.MOST
+        self.conv_buf = torch.zeros(self.MOST + 1, rows, self.state_len, dtype=torch.bfloat16)
+        self.states = torch.zeros(self.MOST + 1, 1, self.SIZE, self.SIZE)
+        self.tokens = torch.randn(8, rows, generator=generator).bfloat16()
+        self.accepted, self.place = 1, 0
+
+    def step(self, number):
+        """The outputs for the next tokens, which are all accepted."""
+        rows = self.tokens[self.place : self.place + number]
+        metadata = GDNAttentionMetadata(
+            **dict.fromkeys(
+                ("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens"), 0
+            ),
+            num_spec_decodes=1,
+            num_spec_decode_tokens=number,
+            num_actual_tokens=number,
+            spec_state_indices_tensor=torch.arange(1, 1 + self.MOST).unsqueeze(0),
+            spec_query_start_loc=torch.tensor([0, number], dtype=torch.int32),
+            num_accepted_tokens=torch.tensor([self.accepted], dtype=torch.int32),
+        )
+        gates = torch.zeros(number, 1, dtype=torch.bfloat16)
+        where = (self.conv_buf, self.states, self.WIDTH, self.state_len)
+        self.place, self.accepted = self.place + number, number
+        return self.forward(self.layer, metadata, rows, gates, gates, *where)
+
+
+@pytest.fixture
+def without_tiles(monkeypatch):
+    """Another kernel is used on a CPU with AMX. Its weights are packed."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
+def test_a_gated_delta_net_takes_shorter_sequences(without_tiles):
+    """Steps of four, one and three tokens give what two steps of four give."""
+    whole, parts = (
+        DeltaNet(STOCK["_spec_forward"]),
+        DeltaNet(make_spec_forward(STOCK["_spec_forward"])),
+    )
+    expected = torch.cat([whole.step(4), whole.step(4)])
+    found = torch.cat([parts.step(4), parts.step(1), parts.step(3)])
+    assert expected.abs().mean() > 1e-3
+    assert torch.allclose(found, expected, atol=1e-2, rtol=1e-2)
+
+
+def test_stock_gated_delta_nets_still_take_no_shorter_sequence(without_tiles):
+    """If this test fails, vLLM has fixed the fault: delete make_spec_forward and its row."""
+    net = DeltaNet(STOCK["_spec_forward"])
+    net.step(4)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        net.step(1)
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ import numpy as np
 KNOWN: list[list[int]] = []
 """Prompts with their texts."""
 
+WRONG_EVERY = 0
+"""Drafts for every so many places are wrong. 0: none is."""
+
 
 class Prophet:
     """Drafts what follows in KNOWN. It knows nothing of negatives."""
@@ -35,4 +38,11 @@ class Prophet:
     def _next(self, tokens: list[int]) -> list[int]:
         number = len(tokens)
         whole = next((text for text in KNOWN if text[:number] == tokens), [])
-        return whole[number : number + self._number]
+        drafts = whole[number : number + self._number]
+        return [_drafted(place, token) for place, token in enumerate(drafts, number)]
+
+
+def _drafted(place: int, token: int) -> int:
+    """The draft for a place whose token is known."""
+    is_wrong = WRONG_EVERY and place % WRONG_EVERY == 0
+    return (token - 1 if token else 1) if is_wrong else token

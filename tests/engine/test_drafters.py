@@ -67,9 +67,36 @@ def test_several_heads_are_one_on_the_v1_runner() -> None:
     assert causes(engine_config("mtp", use_multi_module_mtp=lambda: True)) == []
 
 
-def test_recurrent_models_cannot_draft() -> None:
-    (cause,) = causes(engine_config("mtp"), recurrent=True)
-    assert "recurrent state" in cause
+def recurrent_config(*, caches: bool = False, hybrid: bool = True, **text: int) -> Any:
+    config = engine_config("mtp")
+    config.cache_config = SimpleNamespace(enable_prefix_caching=caches)
+    config.model_config = SimpleNamespace(is_hybrid=hybrid, hf_text_config=SimpleNamespace(**text))
+    return config
+
+
+GATED_DELTA = {drafters.GATED_DELTA_NET: 2}
+
+
+def test_gated_delta_nets_draft_on_a_cpu() -> None:
+    assert causes(recurrent_config(**GATED_DELTA), recurrent=True) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (recurrent_config(caches=True, **GATED_DELTA), "set enable_prefix_caching=False"),
+        (recurrent_config(hybrid=False, **GATED_DELTA), "without attention"),
+        (recurrent_config(), "on a CPU"),
+    ],
+)
+def test_other_recurrent_models_say_why(config: Any, words: str) -> None:
+    (cause,) = causes(config, recurrent=True)
+    assert words in cause
+
+
+def test_all_hybrids_draft_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    assert causes(recurrent_config(), recurrent=True) == []
 
 
 def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:

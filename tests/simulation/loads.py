@@ -23,7 +23,8 @@ def simulate(folder: Path, path: EnginePath, seed: int, num_requests: int = 30) 
     setup = random_setup(rng)
     num_blocks = setup.pop("num_blocks")
     if path.states:
-        num_blocks += num_blocks // 2  # a stream has states beside its KV blocks
+        # A stream has states beside its KV blocks: with drafts, one for each token of a step.
+        num_blocks += num_blocks if path.drafts else num_blocks // 2
     sim = Simulation(make_config(folder, drafts=path.drafts, **setup), num_blocks, path)
     random_load(sim, rng, num_requests)
     sim.check_drained()
@@ -89,7 +90,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
     drafts = sim.runner.path.drafts
     room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
-    room += sim.block_size * {"": 0, "none": 1, "align": 3}[sim.runner.path.states]
+    room += sim.block_size * {"": 0, "none": 1 + drafts, "align": 3}[sim.runner.path.states]
     if sim.scheduler._split.pool.kv_split == EVEN:
         longest = min(100, pool // 2 // (size - 1) - room)
     else:

@@ -56,6 +56,11 @@ PATHS = [
         for asynchronous in (False, True)
     ),
     *(
+        EnginePath(v2, asynchronous, drafts=3, states="none")
+        for v2 in (False, True)
+        for asynchronous in (False, True)
+    ),
+    *(
         EnginePath(v2, asynchronous, stages, states=states)
         for states in ("none", "align")
         for v2, asynchronous, stages in (

@@ -42,6 +42,7 @@ class Sequence:
     lives: int = 0  # how often it was preempted and resumed
     states: list[int] = field(default_factory=list)  # blocks of its recurrent state
     state_at: int | None = None  # the entry of `states` that has its current state
+    accepted: int = 1  # of the last step: with drafts, the state after that many of its tokens
     in_vain: int = 0  # open probes since its last token
 
     def prefix(self, position: int) -> int:
@@ -180,7 +181,7 @@ class FakeRunner:
             if resumed:
                 sequence.blocks, sequence.computed, sequence.rejected = [], computed, 0
                 sequence.lives, sequence.drafts = sequence.lives + 1, []
-                sequence.states, sequence.state_at = [], None
+                sequence.states, sequence.state_at, sequence.accepted = [], None, 1
             sequence.blocks += blocks[0] if blocks else []
             sequence.states += blocks[1] if blocks and self.path.states else []
             if stream in cached.all_token_ids:
@@ -241,7 +242,9 @@ class FakeRunner:
                 sequence.blocks[position // self.block_size], [0] * self.block_size
             )
             block[position % self.block_size] = sequence.prefix(position)
-        if self.path.states:
+        if self.path.states and self.path.drafts:
+            self._advance_states(stream, sequence, start, end)
+        elif self.path.states:
             self._advance_state(stream, sequence, start, end)
         del sequence.tokens[len(sequence.tokens) - drafts - len(suffix) :]
         del sequence.prefixes[len(sequence.tokens) :]
@@ -276,6 +279,20 @@ class FakeRunner:
         )
         self.states[block], sequence.state_at = sequence.prefix(end - 1), now
 
+    def _advance_states(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
+        """As `_advance_state`, with drafts: each token of a decode leaves a state of its own.
+
+        vLLM begins with that of the last token that was accepted in the step before.
+        """
+        begun = self.states.get(sequence.states[sequence.accepted - 1])
+        assert not start or begun == sequence.prefix(start - 1), (
+            f"{stream}: its state is not that of its {start} tokens"
+        )
+        decodes = start >= sequence.num_prompt and end - start == 1 + len(sequence.drafts)
+        for slot, place in enumerate(range(start if decodes else end - 1, end)):
+            self.states[sequence.states[slot]] = sequence.prefix(place)
+        sequence.accepted = 1
+
     def _sample(
         self, guidance: StepGuidance, ends: dict[str, int], opened: Collection[str]
     ) -> list[list[int]]:
@@ -309,6 +326,7 @@ class FakeRunner:
         sequence = self.sequences[stream]
         sequence.tokens += new
         sequence.in_vain = 0 if new else sequence.in_vain
+        sequence.accepted = max(1, len(new))
         rejected = len(sequence.drafts) + 1 - len(new)
         sequence.computed -= rejected
         sequence.rejected += rejected

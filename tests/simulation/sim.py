@@ -113,6 +113,7 @@ class Simulation:
                 shapes=((2 * self.block_size,),),
                 dtypes=(torch.float32,),
                 mamba_cache_mode=path.states,
+                num_speculative_blocks=path.drafts,
             )
             groups.append(KVCacheGroupSpec(["recurrent layer"], state))
         return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)

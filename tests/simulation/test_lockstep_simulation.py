@@ -13,6 +13,7 @@ from cfg_core.errors import CompatibilityError
 from cfg_core.policy import lockstep
 from cfg_core.vllm_plugin import config
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
+from cfg_core.vllm_plugin.core import states
 from cfg_core.vllm_plugin.core.states import States
 from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines
@@ -135,6 +136,15 @@ def test_a_state_that_cannot_be_undone_is_computed_again(model_folder, monkeypat
     with pytest.raises(AssertionError, match="its state is not that of its"):  # noqa: PT012
         for later in range(seed, MOST_SEEDS):
             simulate(model_folder, path, later)
+
+
+def test_no_prompt_of_one_token_begins_with_the_state_of_another_stream(model_folder, monkeypatch):
+    """It would, with the placeholders for drafts that vLLM adds to such a prompt."""
+    monkeypatch.setattr(states, "_pad_no_prompts", lambda _: None)
+    path = next(path for path in STATE_PATHS if path.drafts)
+    with pytest.raises(AssertionError, match="its state is not that of its"):  # noqa: PT012
+        for seed in range(MOST_SEEDS):
+            simulate(model_folder, path, seed)
 
 
 @pytest.mark.parametrize("planned", ["joint_limit", "most_hits"])

@@ -11,6 +11,10 @@ A recurrent layer adds each token to one state, and the state before it is gone.
   group samples only once each of its streams lacks no more than its next token
   (`Snapshot.joint_limit`), and no cached prefix may reach so far that a stream samples in the step
   that admits it.
+
+With drafts, a layer keeps a state for each token of a step, and goes on from the one of the last
+token that was accepted. A stream that would have sampled alone is computed again all the same,
+because the step has overwritten the state that it began with.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class States:
         self.exist: bool = scheduler.has_mamba_layers
         self.are_cached: bool = self.exist and scheduler.cache_config.enable_prefix_caching
         self._spoilt: dict[str, tuple[str, ...]] = {}
+        if self.exist:
+            _pad_no_prompts(scheduler)
 
     @property
     def joint_limit(self) -> int:
@@ -59,6 +65,18 @@ class States:
     def __bool__(self) -> bool:
         """Whether a stream must be computed again."""
         return bool(self._spoilt)
+
+
+def _pad_no_prompts(scheduler: Scheduler) -> None:
+    """Let vLLM admit a prompt of one token without placeholders for drafts.
+
+    vLLM adds them for the shape of a CUDA graph. With them, the runners take the prompt for a
+    decode, which begins with the state that another stream has left in the block, or add the
+    placeholders to its state. vLLM adds none where the number of drafts depends on the batch.
+    """
+    if scheduler.num_spec_tokens and scheduler.dynamic_sd_lookup is None:
+        most = scheduler.max_num_active_reqs
+        scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (most + 1)
 
 
 def _running(streams: Iterable[str], requests: Mapping[str, Request]) -> Iterable[Request]:

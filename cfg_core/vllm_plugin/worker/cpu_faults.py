@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
 from vllm.v1.kv_cache_interface import MambaSpec
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
 
 def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -84,6 +87,53 @@ def make_get_kv_cache_spec(stock: Callable[..., Any]) -> Callable[..., Any]:
         return replace(spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None)
 
     return get_kv_cache_spec
+
+
+def make_spec_forward(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Replaces `gdn_attention._spec_forward`: gated delta nets over steps with drafts.
+
+    vLLM's code for CPUs rolls the inputs of the convolution on by `1 + most drafts` tokens. If a
+    sequence has fewer tokens than were accepted before, that ends the engine. So a shorter sequence
+    is filled up behind its end. What is computed there is dropped, and what it leaves in the cache
+    is behind all places from which the next step can begin.
+    """
+
+    def spec_forward(
+        layer: Any,
+        metadata: GDNAttentionMetadata,
+        mixed_qkv: torch.Tensor,
+        b: torch.Tensor,
+        a: torch.Tensor,
+        conv_buf: torch.Tensor,
+        ssm_state: torch.Tensor,
+        width: int,
+        state_len: int,
+    ) -> torch.Tensor:
+        number, longest = metadata.num_spec_decodes, state_len - width + 2
+        assert metadata.spec_query_start_loc is not None
+        starts = metadata.spec_query_start_loc[: number + 1]
+        source, own = filled_up(starts, longest)
+        if own.all():
+            return stock(layer, metadata, mixed_qkv, b, a, conv_buf, ssm_state, width, state_len)
+        ends = torch.arange(number + 1, dtype=starts.dtype) * longest
+        filled = replace(metadata, spec_query_start_loc=ends)
+        rows = (mixed_qkv[source], b[source], a[source])
+        return stock(layer, filled, *rows, conv_buf, ssm_state, width, state_len)[own]
+
+    return spec_forward
+
+
+def filled_up(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places that make sequences equally long, by repeating each one's last token.
+
+    starts: [sequences + 1], where each begins and ends. None is empty.
+
+    Returns the source of each new place, and whether it is the sequence's own, both
+    [sequences * longest].
+    """
+    lengths, places = starts.diff().unsqueeze(1), torch.arange(longest)
+    source = starts[:-1].unsqueeze(1) + places.minimum(lengths - 1)
+    return source.flatten(), (places < lengths).flatten()
 
 
 def returns_last_state_only(_stock: Callable[..., Any]) -> bool:

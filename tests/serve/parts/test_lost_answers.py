@@ -16,7 +16,7 @@ import pytest
 from cfg_core.errors import EngineDeadError, EngineError
 from deployments.messages import OTHER_MODEL, GenerateCall, Heartbeat, Whole
 from deployments.replica_client.admitted import AdmittedRequest
-from deployments.replica_client.calls import MOST_ADVANCES, RETRIES_OF_BEGUN, GeneratorCalls
+from deployments.replica_client.calls import MOST_ADVANCES, GeneratorCalls
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import Prefix
 from deployments.requests.progress import Part, Progress, pack
@@ -29,6 +29,7 @@ __all__ = ["_nothing_is_known"]
 
 COUNTS = OutputCounts(0, 0, 0, 0, (0, 0, 0, 0.0))
 LOST = EngineDeadError("lost")
+NUM_RETRIES = 2
 
 
 def heartbeat(*tokens: int, model: str = "") -> Heartbeat:
@@ -41,7 +42,6 @@ def opened(
     monkeypatch: pytest.MonkeyPatch,
     *scripts: Sequence[Scripted],
     model: str = "model a",
-    num_retries: int = 2,
 ) -> tuple[Any, list[list[int] | None], GeneratorCalls]:
     """What a call is answered by replicas with these scripts, one after the other.
 
@@ -50,7 +50,7 @@ def opened(
     monkeypatch.setattr(call_placer, "_placers", {})
     CallPlacer().update("generator", {"other": {"total_blocks": 9, "free_blocks": 9, MODEL: model}})
     handle: Any = SimpleNamespace(options=lambda **_: None, deployment_name="generator")
-    calls = GeneratorCalls(handle, num_retries)
+    calls = GeneratorCalls(handle, NUM_RETRIES)
     had, left = list[list[int] | None](), list(scripts)
 
     async def begin(call: GenerateCall) -> Items:
@@ -81,23 +81,12 @@ def test_an_answer_that_gets_further_is_sent_on_and_on(monkeypatch: pytest.Monke
     """Five times, with all tries after each."""
     tokens = list(range(1, 1 + MOST_ADVANCES))
     further = [[heartbeat(token, model="model a"), LOST] for token in tokens]
-    last = [[LOST]] * (RETRIES_OF_BEGUN - 1)
+    last = [[LOST]] * (NUM_RETRIES - 1)
     answer, had, _ = opened(monkeypatch, *further, *last, [Whole("{}")])
     assert (answer, had[-1]) == ("{}", tokens)
     again = [heartbeat(9, model="model a"), LOST]
     with pytest.raises(EngineDeadError):
         opened(monkeypatch, *further, *last, again)
-
-
-def test_an_answer_that_has_begun_has_three_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a call is not sent again otherwise."""
-    begun = [heartbeat(1, model="model a"), LOST]
-    answer, had, _ = opened(monkeypatch, begun, [LOST], [Whole("{}")], num_retries=0)
-    assert (answer, had) == ("{}", [None, [1], [1]])
-    with pytest.raises(EngineDeadError):
-        opened(monkeypatch, begun, [LOST], [LOST], num_retries=0)
-    with pytest.raises(EngineDeadError):
-        opened(monkeypatch, [LOST], num_retries=0)
 
 
 @pytest.mark.parametrize(

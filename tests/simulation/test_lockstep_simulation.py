@@ -12,8 +12,8 @@ import pytest
 from cfg_core.errors import CompatibilityError
 from cfg_core.policy import lockstep
 from cfg_core.vllm_plugin import config
-from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core import states
+from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.states import States
 from cfg_core.vllm_plugin.core.suffixes import Suffixes
 from cfg_core.vllm_plugin.core.timelines import Timelines

@@ -80,11 +80,11 @@ def test_an_answer_goes_on_behind_what_heartbeats_told(monkeypatch: pytest.Monke
 def test_an_answer_that_gets_further_is_sent_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five times, with all tries after each."""
     tokens = list(range(1, 1 + MOST_ADVANCES))
-    further = [[heartbeat(token, model="model a"), LOST] for token in tokens]
-    last = [[LOST]] * (NUM_RETRIES - 1)
+    further: list[Sequence[Scripted]] = [[heartbeat(n, model="model a"), LOST] for n in tokens]
+    last: list[Sequence[Scripted]] = [[LOST]] * (NUM_RETRIES - 1)
     answer, had, _ = opened(monkeypatch, *further, *last, [Whole("{}")])
     assert (answer, had[-1]) == ("{}", tokens)
-    again = [heartbeat(9, model="model a"), LOST]
+    again: list[Scripted] = [heartbeat(9, model="model a"), LOST]
     with pytest.raises(EngineDeadError):
         opened(monkeypatch, *further, *last, again)
 

@@ -28,15 +28,15 @@ class Tries:
 
     def __init__(self, num_retries: int, told: Told) -> None:
         self._left = self._num_retries = num_retries
-        self._advances, self._num_told = 0, told.num_tokens
+        self._advances, self._num_told = 0, told.num_kept_tokens
 
     def take(self, told: Told) -> bool:
         """Take a try, if there is one left.
 
         told: what is known of an answer that is not streamed.
         """
-        if told.num_tokens > self._num_told and self._advances < MOST_ADVANCES:
-            self._advances, self._num_told = self._advances + 1, told.num_tokens
+        if told.num_kept_tokens > self._num_told and self._advances < MOST_ADVANCES:
+            self._advances, self._num_told = self._advances + 1, told.num_kept_tokens
             self._left = self._num_retries
         self._left -= 1
         return self._left >= 0

@@ -211,7 +211,7 @@ class Told:
         self._can_move = True
 
     @property
-    def num_tokens(self) -> int:
+    def num_kept_tokens(self) -> int:
         """Output tokens that are kept, of all choices."""
         return self._outputs.num_tokens
 

@@ -100,24 +100,22 @@ def make_spec_forward(stock: Callable[..., torch.Tensor]) -> Callable[..., torch
 
     def spec_forward(
         layer: Any,
-        metadata: GDNAttentionMetadata,
-        mixed_qkv: torch.Tensor,
-        b: torch.Tensor,
-        a: torch.Tensor,
+        attn_metadata_i: GDNAttentionMetadata,
+        mixed_qkv_spec: torch.Tensor,
+        b_spec: torch.Tensor,
+        a_spec: torch.Tensor,
         conv_buf: torch.Tensor,
         ssm_state: torch.Tensor,
         width: int,
         state_len: int,
     ) -> torch.Tensor:
-        number, longest = metadata.num_spec_decodes, state_len - width + 2
-        assert metadata.spec_query_start_loc is not None
-        starts = metadata.spec_query_start_loc[: number + 1]
+        number, longest = attn_metadata_i.num_spec_decodes, state_len - width + 2
+        assert attn_metadata_i.spec_query_start_loc is not None
+        starts = attn_metadata_i.spec_query_start_loc[: number + 1]
         source, own = filled_up(starts, longest)
-        if own.all():
-            return stock(layer, metadata, mixed_qkv, b, a, conv_buf, ssm_state, width, state_len)
         ends = torch.arange(number + 1, dtype=starts.dtype) * longest
-        filled = replace(metadata, spec_query_start_loc=ends)
-        rows = (mixed_qkv[source], b[source], a[source])
+        filled = replace(attn_metadata_i, spec_query_start_loc=ends)
+        rows = (mixed_qkv_spec[source], b_spec[source], a_spec[source])
         return stock(layer, filled, *rows, conv_buf, ssm_state, width, state_len)[own]
 
     return spec_forward

@@ -108,6 +108,17 @@ def test_the_client_gets_each_event_once(seen: int, lost: tuple[Scripted, ...]) 
     assert replicas.request.answer.failure is None
 
 
+def test_a_stream_may_be_lost_in_front_of_its_first_token() -> None:
+    """Those of /v1/responses have two events before it."""
+    replicas = Replicas(
+        (replayed(1), LOST),
+        (replayed(1), replayed(2), LOST),
+        (replayed(1), replayed(2), chunk(3), DONE),
+    )
+    assert replicas.texts() == ALL
+    assert [begun.tokens_of(0) for begun in replicas.begun] == [[], []]
+
+
 def test_a_stream_may_be_moved_again_also_while_it_is_worded_again() -> None:
     replicas = Replicas(
         (chunk(1), chunk(2), LOST),

@@ -85,13 +85,15 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
         return (head + [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, longest))])[-longest:]
 
     stats, budget = sim.scheduler.guidance_stats(), config.step_budget(sim.scheduler)
-    pool = (stats["total_blocks"] - 2) * sim.block_size
+    path, split = sim.runner.path, sim.scheduler._split.pool
+    kept = split.watermark if path.drafts and path.states else 0  # where there is less to spare
+    pool = (stats["total_blocks"] - 2 - kept) * sim.block_size
     most = min(6, stats["max_num_seqs"], budget // config.rows_per_stream(sim.scheduler))
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
-    drafts = sim.runner.path.drafts
+    drafts = path.drafts
     room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
-    room += sim.block_size * {"": 0, "none": 1 + drafts, "align": 3}[sim.runner.path.states]
-    if sim.scheduler._split.pool.kv_split == EVEN:
+    room += sim.block_size * {"": 0, "none": 1 + drafts, "align": 3}[path.states]
+    if split.kv_split == EVEN:
         longest = min(100, pool // 2 // (size - 1) - room)
     else:
         longest = min(100, pool // size - room)

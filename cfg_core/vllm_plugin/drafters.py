@@ -38,8 +38,8 @@ UNGUIDED = {
 GATED_DELTA_NET = "linear_num_value_heads"
 """A field of the configuration of models with gated delta nets (Qwen3-Next, Qwen3.5).
 
-Of the recurrent layers that vLLM's CPU build can run, only these take drafts. The others ignore how
-many drafts were accepted, and give wrong texts, to plain requests as well.
+Of the recurrent layers that vLLM's CPU build can run, only these take drafts. The code of the
+others ignores how many drafts were accepted, also for plain requests.
 """
 
 

@@ -187,6 +187,25 @@ class Engine:
             manager.get_computed_blocks = original
 
     @contextmanager
+    def planned_wrongly(self, steps: int = 200) -> Iterator[None]:
+        """While open, each stream may sample as soon as it has read its prompt, in some steps."""
+        from cfg_core.vllm_plugin.core.scheduler import EVERYTHING
+
+        scheduler, left = self.scheduler, iter(range(steps))
+        carry_out = scheduler._carry_out
+
+        def let_all_sample(plan: Any) -> None:
+            carry_out(plan)
+            if next(left, None) is not None:
+                object.__setattr__(plan, "sampling", EVERYTHING)
+
+        scheduler._carry_out = let_all_sample
+        try:
+            yield
+        finally:
+            del scheduler._carry_out
+
+    @contextmanager
     def whole_preemptions(self) -> Iterator[list[str]]:
         """While open, collects the ids of preempted streams.
 

@@ -190,27 +190,11 @@ def test_chunked_in_a_small_pool_and_mixed(tight: Engine, bench: Bench) -> None:
     assert differences(tokens(tight.generate(prompts, params)), want) == []
 
 
-def test_samples_that_cannot_be_taken_back(
-    tight: Engine, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Groups that are planned wrongly are computed again, and remain exact.
-
-    Each stream may sample as soon as it has read its prompt.
-    """
-    from cfg_core.vllm_plugin.core.scheduler import EVERYTHING
-
-    scheduler = tight.scheduler
-    carry_out = scheduler._carry_out
-    solo = iter(range(200))
-
-    def let_all_sample(plan):
-        carry_out(plan)
-        spoil = next(solo, None) is not None
-        object.__setattr__(plan, "sampling", EVERYTHING if spoil else plan.sampling)
-
+def test_samples_that_cannot_be_taken_back(tight: Engine, bench: Bench) -> None:
+    """Groups that are planned wrongly are computed again, and remain exact."""
     before = tight.stats()["recomputed_streams"]
-    monkeypatch.setattr(scheduler, "_carry_out", let_all_sample)
-    assert differences(tokens_of(tight, CASES[::3]), bench.oracle.guided[::3]) == []
+    with tight.planned_wrongly():
+        assert differences(tokens_of(tight, CASES[::3]), bench.oracle.guided[::3]) == []
     assert tight.stats()["recomputed_streams"] > before
 
 

@@ -61,26 +61,6 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 @contextmanager
-def planned_wrongly(engine: Engine) -> Iterator[None]:
-    """Each stream may sample as soon as it has read its prompt, in the first steps."""
-    from cfg_core.vllm_plugin.core.scheduler import EVERYTHING
-
-    scheduler = engine.scheduler
-    carry_out, steps = scheduler._carry_out, iter(range(200))
-
-    def let_all_sample(plan: Any) -> None:
-        carry_out(plan)
-        if next(steps, None) is not None:
-            object.__setattr__(plan, "sampling", EVERYTHING)
-
-    scheduler._carry_out = let_all_sample
-    try:
-        yield
-    finally:
-        del scheduler._carry_out
-
-
-@contextmanager
 def followers_count_one(engine: Engine) -> Iterator[None]:
     """A planted fault: followers go on from the state of their first token of a step."""
     runner = engine.core.model_executor.driver_worker.worker.model_runner
@@ -118,7 +98,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Setting]] = {
     "chunked": (tight_for_groups(DRAFTS) | {"num_gpu_blocks_override": 64}, as_it_is),
     "recomputed": (
         tight_for_groups(DRAFTS) | {"num_gpu_blocks_override": 64},
-        planned_wrongly,
+        Engine.planned_wrongly,
     ),
     "planted fault": (ROOMY, followers_count_one),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 from cfg_core.errors import CfgServeError, EngineDeadError
 from deployments.messages import LOST, Chunk
 from deployments.replica_client.admitted import AdmittedRequest
+from deployments.replica_client.answers import in_time
 from deployments.replica_client.calls import GeneratorCalls
 from deployments.requests.progress import Begun
 from deployments.routing.call_placer import can_go_on, placer_of
@@ -18,6 +20,12 @@ LOST_ONE, DRAINED = REASONS = ("lost", "drained")
 TAKEN_WITHIN_S = 10.0
 """Seconds in which another replica must send the first chunk of a stream that it takes from one
 that leaves. Meanwhile its client waits."""
+
+
+TOLD_WITHIN_S = 5.0
+"""Seconds in which a replica that has started must tell what it computes with. If there is no other
+one, a stream that was lost waits for that."""
+LOOK_EACH_S = 0.05
 
 
 class OtherReplicas:
@@ -40,8 +48,9 @@ class OtherReplicas:
         self._moved = moved
 
     async def from_lost(self, begun: Begun, lost: EngineDeadError) -> Chunk | str:
-        if not can_go_on(self._deployment, begun.model):
-            raise lost
+        async with in_time(self._deadline):
+            if not await self._can_go_on(begun.model):
+                raise lost
         self._moved[LOST_ONE] += 1
         self._request.end_call(lost)
         self._request.begun = begun
@@ -69,3 +78,13 @@ class OtherReplicas:
         present.end()
         self._moved[DRAINED] += 1
         return first
+
+    async def _can_go_on(self, model: str) -> bool:
+        """Whether there is a replica that can go on with what was begun with this model."""
+        gives_up_at = time.monotonic() + TOLD_WITHIN_S
+        while not can_go_on(self._deployment, model):
+            placer = placer_of(self._deployment)
+            if placer is None or not placer.awaits_report() or time.monotonic() > gives_up_at:
+                return False
+            await asyncio.sleep(LOOK_EACH_S)
+        return True

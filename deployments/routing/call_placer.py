@@ -40,7 +40,7 @@ class CallPlacer:
         self._placer = Placer(Costs(**costs))
         self._fleet: Fleet | None = None  # None until there has been a replica
         self._addresses: dict[Hashable, Address | None] = {}
-        self._models: dict[Hashable, object] = {}  # their fingerprints, of those that tell it
+        self._models: dict[Hashable, object] = {}  # their fingerprints; None: not told yet
 
     def rank(self, name: str, call: GenerateCall, among: Iterable[R]) -> list[R]:
         """Those of the replicas `among` that may get this call, the best first.
@@ -63,26 +63,29 @@ class CallPlacer:
             return self._placer.least_loaded(health().usable(among), time.monotonic())
 
     def can_place(self, model: str) -> bool:
-        """Whether a replica with this model is known that has not failed, and does not leave."""
-        return bool(self._staying(model))
+        """Whether a replica with this model is known that has not failed."""
+        return bool(self._running(model))
+
+    def awaits_report(self) -> bool:
+        """Whether a replica has started that has not told its model yet, and has not failed."""
+        with self._lock:
+            untold = [replica for replica, model in self._models.items() if model is None]
+        return any(health().why(replica) is None for replica in untold)
 
     def has_room(self, group: GroupRequest, model: str) -> bool:
-        """Whether such a replica has room for a group now."""
-        staying, now = self._staying(model), time.monotonic()
+        """Whether a replica that can place it, and does not leave, has room for a group now."""
+        running, now = self._running(model), time.monotonic()
+        staying = [replica for replica in running if not health().is_leaving(replica)]
         with self._lock:
             return any(self._placer.has_room(group, replica, now) for replica in staying)
 
-    def _staying(self, model: str) -> list[Hashable]:
+    def _running(self, model: str) -> list[Hashable]:
         with self._lock:
             replicas = [replica for replica in self._addresses if self._has(replica, model)]
-        return [
-            replica
-            for replica in replicas
-            if health().why(replica) is None and not health().is_leaving(replica)
-        ]
+        return [replica for replica in replicas if health().why(replica) is None]
 
     def _has(self, replica: Hashable, model: str) -> bool:
-        return self._models.get(replica, "") == model
+        return (self._models.get(replica) or "") == model
 
     def direct(self, call: GenerateCall) -> tuple[Hashable, Address] | None:
         """The best replica for a direct call, and its address; the call is planned there.
@@ -123,7 +126,7 @@ class CallPlacer:
             for replica, stats in reports.items():
                 self._placer.report(replica, stats, now, report_age_s(stats, unix_time_s))
             self._addresses = {r: address_in(stats) for r, stats in reports.items()}
-            self._models = {r: stats.get(MODEL, "") for r, stats in reports.items()}
+            self._models = {r: stats.get(MODEL) for r, stats in reports.items()}
         if deployment is not None:
             self._fleet = generator_fleet(deployment)
             _placers[deployment] = self

@@ -189,13 +189,24 @@ def test_a_stream_that_was_begun_goes_on_with_the_same_model():
     assert not made.can_place("x")
 
 
+def test_a_replica_that_has_just_started_has_not_told_its_model():
+    made = placer(a=report("a", **{MODEL: "x"}), b={})
+    assert made.awaits_report()
+    replica_health.health().failed("b", Failure.DEAD)
+    assert not made.awaits_report()
+    made.update("generator", {"a": report("a", **{MODEL: "x"})})
+    assert not made.awaits_report()
+
+
 def test_a_replica_that_leaves_gets_nothing_if_there_is_another():
     made = placer()
     replica_health.health().leaves("a")
     assert {made.direct(call(str(n)))[0] for n in range(8)} == {"b"}
     assert made.can_place("")
+    assert made.has_room(call("8").group, "")
     replica_health.health().leaves("b")
-    assert not made.can_place("")
+    assert not made.has_room(call("8").group, "")
+    assert made.can_place(""), "a stream that was lost is better there than nowhere"
     assert made.direct(call("8")), "a new call is better there than nowhere"
 
 

@@ -243,10 +243,10 @@ class Calls:
     def __init__(self, *script: Scripted, held: bool = False) -> None:
         self.items, self._held = Items(*script), held
         self.begun: Begun | None = None
+        self.may_wait = True
 
     async def open(self, request: Any, deadline: float | None, may_wait: bool = True) -> Any:
-        assert not may_wait
-        self.begun = request.begun
+        self.may_wait, self.begun = may_wait, request.begun
         request.answer = answer_of(self.items)
         if self._held:
             await asyncio.sleep(60)
@@ -295,6 +295,7 @@ def test_the_answer_of_a_leaving_replica_is_cancelled_once_another_has_taken_the
     assert leaving.old.cancelled
     assert not calls.items.cancelled
     assert calls.begun is BEGUN
+    assert not calls.may_wait
     assert leaving.request.answer is not leaving.answer
     assert leaving.moved == {"drained": 1}
 
@@ -350,3 +351,46 @@ def test_nobody_is_asked_who_has_other_weights_or_no_room(monkeypatch: pytest.Mo
     CallPlacer().update("generator", {"other": {**full, MODEL: "model a"}})
     assert asyncio.run(leaving.others.from_leaving(BEGUN)) is None
     assert calls.begun is None
+
+
+REPORT = {"total_blocks": 100, "free_blocks": 100, "max_num_seqs": 8, MODEL: "model a"}
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["it tells its model", "it does not"])
+def test_a_lost_stream_waits_until_a_replica_that_has_just_started_tells_its_model(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines that were known are gone. 200 kills in a row met this moment three times."""
+    monkeypatch.setattr(other_replicas, "TOLD_WITHIN_S", 0.2)
+    leaving = Leaving(monkeypatch, Calls(replayed(1)))
+    placer = CallPlacer()
+    placer.update("generator", {"new": {}})
+
+    async def main() -> Any:
+        move = asyncio.ensure_future(leaving.others.from_lost(BEGUN, LOST))
+        await asyncio.sleep(0.1)
+        assert not move.done()
+        if told:
+            placer.update("generator", {"new": REPORT})
+        return await move
+
+    if told:
+        assert asyncio.run(main()) == replayed(1)
+        assert leaving.moved == {"lost": 1}
+    else:
+        with pytest.raises(EngineDeadError):
+            asyncio.run(main())
+
+
+def test_a_lost_stream_does_not_wait_if_no_replica_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaving = Leaving(monkeypatch, Calls(replayed(1)))
+    CallPlacer().update("generator", {})
+
+    async def main() -> None:
+        async with asyncio.timeout(1):
+            with pytest.raises(EngineDeadError):
+                await leaving.others.from_lost(BEGUN, LOST)
+
+    asyncio.run(main())

@@ -1,10 +1,13 @@
-"""Which drafters of vLLM may run under guidance, and why the others may not.
+"""Which drafters of vLLM draft for groups, which for plain requests only, and which may not run.
 
 A drafter never decides what a text says, only how fast it comes: vLLM's rejection sampler verifies
 each draft against the target's blended rows. What a drafter must have is a way to draft the same
 tokens for all streams of a group. There are two. One that is a model has its rows blended
 (worker/drafter_v1.py, drafter_v2.py). One that looks tokens up in a text reads the leader's, and
 the followers get its drafts (the runners' `propose`).
+
+A drafter that has neither way drafts for plain requests. The scheduler gives groups no drafts then
+(core/speculation.py).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ LOOKUPS = ("ngram", "ngram_gpu", "suffix", "custom_class")
 """Methods whose drafter reads tokens alone."""
 
 METHODS = (*MODELS, *LOOKUPS)
-"""The methods of speculation that are supported."""
+"""The methods that draft for groups, too."""
 
 UNGUIDED = {
     "medusa": "its heads draft in a pass of their own, without the blend",
@@ -33,7 +36,10 @@ UNGUIDED = {
     "dspark": "its drafter is a class of vLLM that is not replaced",
     "extract_hidden_states": "it drafts nothing",
 }
-"""Why the drafts of a method cannot be those of a group."""
+"""Why the other methods draft for plain requests only."""
+
+WITHOUT_NEXT_TOKEN = (*LOOKUPS, "medusa")
+"""Methods whose drafter does not read the token that was sampled last."""
 
 GATED_DELTA_NET = "linear_num_value_heads"
 """A field of the configuration of models with gated delta nets (Qwen3-Next, Qwen3.5).
@@ -44,7 +50,7 @@ others ignores how many drafts were accepted, also for plain requests.
 
 
 def why_not_guided(config: VllmConfig, *, recurrent: bool) -> Iterator[str]:
-    """The causes for which the speculation of an engine cannot be guided. None if it can.
+    """The causes for which an engine with this speculation cannot guide. None if it can.
 
     recurrent: whether the model has layers with a state.
     """
@@ -52,14 +58,9 @@ def why_not_guided(config: VllmConfig, *, recurrent: bool) -> Iterator[str]:
     if speculative is None:
         return
     method = speculative.method
-    if method not in METHODS:
-        why = UNGUIDED.get(method, "it is unknown")
-        yield f"speculation by {method}, because {why} (use {', '.join(METHODS)})"
-    if method in MODELS and speculative.disable_padded_drafter_batch:
+    if method not in WITHOUT_NEXT_TOKEN and speculative.disable_padded_drafter_batch:
         # The next token of a stream whose sample is dropped would be -1.
         yield "drafting without padding (set disable_padded_drafter_batch=False)"
-    if method == "mtp":
-        yield from _heads(speculative, v2=config.use_v2_model_runner)
     if method == "ngram_gpu" and not config.use_v2_model_runner:
         # V1 trims such drafts in a copy of the step that has no guidance.
         yield "ngram_gpu on vLLM's V1 model runner (use ngram, or VLLM_USE_V2_MODEL_RUNNER=1)"
@@ -93,14 +94,27 @@ def _states(config: VllmConfig) -> Iterator[str]:
         )
 
 
-def _heads(speculative: SpeculativeConfig, *, v2: bool) -> Iterator[str]:
+def why_groups_rest(config: VllmConfig) -> str | None:
+    """Why groups of this engine get no drafts, while plain requests do; None if they get some."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return None
+    method = speculative.method
+    if method not in METHODS:
+        why = UNGUIDED.get(method, "it is unknown")
+        return f"speculation by {method}, because {why} (use {', '.join(METHODS)})"
+    return _heads(speculative, v2=config.use_v2_model_runner) if method == "mtp" else None
+
+
+def _heads(speculative: SpeculativeConfig, *, v2: bool) -> str | None:
     """Heads for multi-token prediction that vLLM runs by classes which are not replaced."""
     if speculative.use_gemma4_mtp():
-        yield "Gemma 4's assistant, whose keys are the target's (use draft_model)"
-    elif v2 and speculative.use_multi_module_mtp():
-        yield (
+        return "Gemma 4's assistant, whose keys are the target's (use draft_model)"
+    if v2 and speculative.use_multi_module_mtp():
+        return (
             "several MTP heads on vLLM's Model Runner V2 (set num_speculative_tokens=1, or"
             " VLLM_USE_V2_MODEL_RUNNER=0)"
         )
-    elif not v2 and speculative.use_step3p5_mtp():
-        yield "Step 3.5's MTP heads on vLLM's V1 model runner (remove speculative_config)"
+    if not v2 and speculative.use_step3p5_mtp():
+        return "Step 3.5's MTP heads on vLLM's V1 model runner"
+    return None

@@ -15,7 +15,7 @@ from deployments.admission.entries import Share
 from deployments.http.text_answers import json_answer
 from deployments.ingress.app import Routes, app, client_of, tenant_of
 from deployments.replica_client.answers import deadline_in, in_time
-from deployments.requests.encode.capabilities import EncodeEndpoint
+from deployments.requests.encode.capabilities import EncodeEndpoint, meant_at_root
 from deployments.requests.encode.jobs import EncodeJob, check_job, work_of_text
 from deployments.requests.encode.readers import read_job
 from deployments.requests.encode.tokens import count_of, read_detokenize, read_tokenize
@@ -87,6 +87,13 @@ class EncodeRoutes(Routes):
     async def similarity(self, request: Request) -> Response:
         """Compare one sentence with several, in TEI's format."""
         return await self._compute("similarity", request)
+
+    @app.post("/", include_in_schema=False)
+    async def at_root(self, request: Request) -> Response:
+        """Answer a request to TEI that names no path, as Hugging Face's client sends it."""
+        body = await self._bodies.read(request)
+        embeds = await self._encoders.can_serve("embed", body.get("model"))
+        return await self._compute(meant_at_root(body, embeds), request)
 
     async def _compute(self, endpoint: EncodeEndpoint, request: Request) -> Response:
         """Check the request, and send all of it to one replica of the encoder that it names."""

@@ -37,6 +37,7 @@ METRICS = "/metrics"
 PAGES = ("/", "/playground", "/docs", "/openapi.json")
 PAGE_FILES = ("/playground/", "/docs/")
 """Pages, and beginnings of the paths of their files: a browser sends no API key with them."""
+READING = ("GET", "HEAD")
 
 DRAINED_BYTES, DRAIN_S = 64 * 2**20, 10.0
 """How much of a body that is too large is read and dropped, in bytes and in seconds.
@@ -173,7 +174,8 @@ class Exchange:
 
     @property
     def _needs_no_key(self) -> bool:
-        return self._path in (*OPEN_PATHS, *PAGES) or self._path.startswith(PAGE_FILES)
+        is_page = self._path in PAGES or self._path.startswith(PAGE_FILES)
+        return self._path in OPEN_PATHS or (is_page and self._scope["method"] in READING)
 
     def _authenticate(self) -> Tenant:
         if self._needs_no_key:

@@ -86,6 +86,11 @@ class Encoders:
             raise cannot_serve(name, info, endpoint)
         return name, info
 
+    async def can_serve(self, endpoint: EncodeEndpoint, name: object) -> bool:
+        """Whether the encoder of this name can, or any one if `name` is None."""
+        able = await self._able(endpoint)
+        return bool(able) if name is None else name in able
+
     async def _only_one(self, endpoint: EncodeEndpoint) -> tuple[str, ModelInfo]:
         able = await self._able(endpoint)
         if len(able) == 1:

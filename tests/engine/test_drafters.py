@@ -11,12 +11,15 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.dflash import DFlashProposer
+from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
+from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from cfg_core.vllm_plugin import drafters
-from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer
-from cfg_core.vllm_plugin.worker.drafter_v2 import keep_first
-from tests.engine import prophet
-from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
+from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer, careful_class
+from cfg_core.vllm_plugin.worker.drafter_v2 import be_careful, keep_first
+from tests.engine import prophet, tiny_medusa
+from tests.engine.engines import ROOMY, TIGHT, Engine, differences, guided, plain, tokens
 from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 STARTS = torch.tensor([0, 3, 6], dtype=torch.int32)
@@ -41,30 +44,46 @@ def causes(config: Any, *, recurrent: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("method", drafters.METHODS)
-def test_supported_methods_have_no_cause(method: str) -> None:
-    assert causes(engine_config(method, v2=method == "ngram_gpu")) == []
+def test_supported_methods_draft_for_groups(method: str) -> None:
+    config = engine_config(method, v2=method == "ngram_gpu")
+    assert causes(config) == []
+    assert drafters.why_groups_rest(config) is None
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         *((engine_config(method), why) for method, why in drafters.UNGUIDED.items()),
-        (engine_config("ngram_gpu"), "V1 model runner"),
         (engine_config("mtp", use_gemma4_mtp=lambda: True), "Gemma 4's assistant"),
         (engine_config("mtp", v2=True, use_multi_module_mtp=lambda: True), "several MTP heads"),
         (engine_config("mtp", use_step3p5_mtp=lambda: True), "Step 3.5"),
+    ],
+)
+def test_others_draft_for_plain_requests_and_say_why(config: Any, words: str) -> None:
+    why = drafters.why_groups_rest(config)
+    assert why is not None
+    assert words in why
+    assert causes(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (engine_config("ngram_gpu"), "V1 model runner"),
         (engine_config("mtp", stages=2), "pipeline"),
         (engine_config("eagle", disable_padded_drafter_batch=True), "without padding"),
+        (engine_config("dflash", disable_padded_drafter_batch=True), "without padding"),
         (engine_config("dspark", enable_adaptive_verification=True), "adaptive verification"),
     ],
 )
-def test_others_say_why(config: Any, words: str) -> None:
-    assert any(words in cause for cause in causes(config))
+def test_engines_that_cannot_guide_say_why(config: Any, words: str) -> None:
+    (cause,) = causes(config)
+    assert words in cause
 
 
 def test_several_heads_are_one_on_the_v1_runner() -> None:
     """V1 drafts all tokens with the first head."""
-    assert causes(engine_config("mtp", use_multi_module_mtp=lambda: True)) == []
+    assert drafters.why_groups_rest(engine_config("mtp", use_multi_module_mtp=lambda: True)) is None
 
 
 def recurrent_config(*, caches: bool = False, hybrid: bool = True, **text: int) -> Any:
@@ -130,6 +149,72 @@ def test_a_solo_stream_keeps_its_first_token_on_v2() -> None:
     batch: Any = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 6, 6], dtype=torch.int32))
     rejected = torch.tensor([3, 1], dtype=torch.int32)
     assert keep_first(rejected, batch).tolist() == [2, 1]
+
+
+class StockSpeculator:
+    """A drafter of V2 that proposes the number of tokens which each stream has taken back."""
+
+    num_speculative_steps, device = 2, torch.device("cpu")
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        taken_back: torch.Tensor = args[6]
+        return taken_back.unsqueeze(1).expand(-1, self.num_speculative_steps)
+
+
+@pytest.mark.parametrize(
+    ("solo", "rests", "kwargs", "drafts"),
+    [
+        ((), False, {}, [3, 1]),
+        (("a",), False, {}, [2, 1]),
+        ((), True, {}, [-1, -1]),
+        (("a",), True, {"dummy_run": True}, [3, 1]),
+    ],
+)
+def test_a_drafter_for_plain_requests_works_beside_groups_on_v2(
+    solo: tuple[str, ...], rests: bool, kwargs: Any, drafts: list[int]
+) -> None:
+    drafter: Any = StockSpeculator()
+    guidance: Any = SimpleNamespace(solo=solo, drafter_rests=rests)
+    be_careful(drafter, guidance)
+    starts = torch.tensor([0, 3, 6, 6], dtype=torch.int32)
+    batch = SimpleNamespace(query_start_loc=starts, num_reqs=2)
+    rejected = torch.tensor([3, 1], dtype=torch.int32)
+    got = drafter.propose(batch, None, None, None, None, None, rejected, **kwargs)
+    assert got.tolist() == [[number] * 2 for number in drafts]
+
+
+@pytest.mark.parametrize("stock", [DFlashProposer, Gemma4Proposer, Step3p5MTPProposer])
+def test_drafters_of_v1_for_plain_requests_can_be_replaced(stock: Any) -> None:
+    cls = careful_class(stock)
+    assert issubclass(cls, stock)
+    assert cls.prepare_inputs_padded is not stock.prepare_inputs_padded
+
+
+@pytest.mark.slow
+def test_medusa_drafts_for_plain_requests_only(
+    model_folder: Callable[[str], Path], llama: Oracle, tmp_path: Path
+) -> None:
+    """Its heads are told to repeat the token that was sampled, which some texts do.
+
+    vLLM fills a stream that comes back with one token up to the shape of a decode with drafts, for
+    its first step. It counts these placeholders as drafts, also those of a group.
+    """
+    tiny_medusa.build(model_folder("llama"), tmp_path, heads=2)
+    speculation = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 2}
+    engine = Engine(model_folder("llama"), speculative_config=speculation, **TIGHT)
+    try:
+        params = [*map(guided, CASES), *(plain() for _ in PROMPTS)]
+        got = tokens(engine.generate([*(c.prompt for c in CASES), *PROMPTS], params))
+        alone = tokens(engine.generate([c.prompt for c in CASES[:3]], [*map(guided, CASES[:3])]))
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert differences(got, llama.guided + llama.plain) == []
+    assert differences(alone, llama.guided[:3]) == []
+    assert stats["group_preemptions"] > 0
+    assert stats["guided_drafts_accepted"] == 0
+    assert stats["guided_draft_steps"] < len(CASES) // 4
+    assert stats["plain_drafts"] > stats["plain_drafts_accepted"] > 0
 
 
 @pytest.mark.slow

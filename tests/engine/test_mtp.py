@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from cfg_core.reference import guided_generate, plain_generate
+from cfg_core.vllm_plugin import drafters
 from tests.engine import tiny_mtp
 from tests.engine.chosen import chosen
 from tests.engine.engines import (
@@ -49,6 +50,8 @@ SOME = CASES[::7]
 TEXTS_OF_A_CASE = 14
 IN_CI = {"mimo", "deepseek_v3"}
 """Attention with keys of its own, and latent attention with experts."""
+WHOLE = {"num_gpu_blocks_override": 1 + 30, "max_num_batched_tokens": 256}
+"""For latent attention, whose prompts vLLM's CPU build cannot chunk."""
 
 
 class Bench(NamedTuple):
@@ -200,8 +203,7 @@ def test_sampled_texts_have_the_guided_distribution(
 @pytest.mark.parametrize("drafts", chosen([1, 2, 3], {"1"}))
 def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
     """A pool that is too small. The budget is, too, where vLLM's CPU build can chunk prompts."""
-    whole = {"num_gpu_blocks_override": 1 + 30, "max_num_batched_tokens": 256}
-    engine = bench.start(drafts, **TIGHT | (whole if FAMILIES[bench.name].latent else {}))
+    engine = bench.start(drafts, **TIGHT | (WHOLE if FAMILIES[bench.name].latent else {}))
     try:
         params = [*map(guided, SOME), *(plain() for _ in SOME)]
         got = tokens(engine.generate([case.prompt for case in SOME] * 2, params))
@@ -211,6 +213,33 @@ def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
         assert stats["guided_drafts_accepted"] > 0
     finally:
         engine.close()
+
+
+def test_groups_rest_beside_heads_that_cannot_be_guided(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with heads whose classes are not replaced, such as Gemma 4's: plain requests draft.
+
+    A plain request that follows a group finds its prompt in the cache, with the head's keys.
+    """
+    monkeypatch.setattr(drafters, "METHODS", drafters.LOOKUPS)
+    engine = bench.start(DRAFTS, **TIGHT | (WHOLE if FAMILIES[bench.name].latent else {}))
+    prompts, guides = [case.prompt for case in SOME], [*map(guided, SOME)]
+    plains = [plain() for _ in SOME]
+    try:
+        mixed = tokens(engine.generate(prompts * 2, guides + plains))
+        alone = tokens(engine.generate(prompts, guides))
+        accepted = engine.stats()["plain_drafts_accepted"]
+        after = tokens(engine.generate(prompts, plains))
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert differences(mixed, bench.guided + bench.plain) == []
+    assert differences(alone, bench.guided) == []
+    assert differences(after, bench.plain) == []
+    assert stats["group_preemptions"] > 0
+    assert stats["guided_drafts"] == 0
+    assert stats["plain_drafts_accepted"] > accepted > 0
 
 
 PATHS: dict[str, dict[str, Any]] = {

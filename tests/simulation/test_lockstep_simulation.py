@@ -11,7 +11,7 @@ import pytest
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.policy import lockstep
-from cfg_core.vllm_plugin import config
+from cfg_core.vllm_plugin import config, drafters
 from cfg_core.vllm_plugin.core import states
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.states import States
@@ -63,6 +63,17 @@ def test_the_loads_do_preempt_groups_take_samples_back_and_reach_steady_steps(lo
     counted += ("scored_tokens", "steady")
     totals = {name: sum(load(path, seed)[name] for seed in SEEDS) for name in counted}
     assert min(totals.values()) > 0, totals
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if p.drafts], ids=lambda p: p.name)
+def test_beside_a_drafter_that_cannot_be_guided_only_plain_requests_verify_drafts(
+    model_folder, monkeypatch, path
+):
+    monkeypatch.setattr(drafters, "METHODS", ())
+    stats = [simulate(model_folder, path, seed).scheduler.guidance_stats() for seed in (0, 1)]
+    assert min(counted["joint_steps"] for counted in stats) > 20
+    assert sum(counted["guided_drafts"] for counted in stats) == 0
+    assert min(counted["plain_drafts"] for counted in stats) > 0
 
 
 @pytest.mark.parametrize(
@@ -414,7 +425,6 @@ def test_the_even_split_refuses_a_pool_whose_halves_are_too_small(model_folder):
         ),
         ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
         ("model_config", "is_encoder_decoder", True, "encoder-decoder models"),
-        ("speculative_config", "method", "medusa", "speculation by medusa, because its heads"),
         ("speculative_config", "method", "ngram_gpu", "ngram_gpu on vLLM's V1 model runner"),
         (
             "speculative_config",

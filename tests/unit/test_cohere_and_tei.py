@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.number_formats import NUMBERS, bytes_of, converted
 from cfg_core.prefill_only.types import RequestOptions
+from deployments.requests.encode.capabilities import meant_at_root
 from tests.unit.test_pooling_protocol import (
     ASKED,
     CLASSIFIER,
@@ -333,3 +334,19 @@ def test_tei_similarity_refusals(body, param):
     with pytest.raises(RequestError) as error:
         job_of("similarity", body, RETRIEVER)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "embeds", "endpoint"),
+    [
+        ({"inputs": "x"}, True, "embed"),
+        ({"inputs": ["x", "y"], "truncate": True}, True, "embed"),
+        ({"inputs": "x"}, False, "predict"),
+        ({"inputs": {"source_sentence": "x", "sentences": ["y"]}}, True, "similarity"),
+        ({"query": "x", "texts": ["y"]}, True, "rerank"),
+        ({"query": "x", "texts": ["y"]}, False, "rerank"),
+        ({}, True, "embed"),
+    ],
+)
+def test_what_a_body_without_a_path_means(body, embeds, endpoint):
+    assert meant_at_root(body, embeds) == endpoint

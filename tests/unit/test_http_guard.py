@@ -191,6 +191,12 @@ async def test_pages_need_no_key_and_are_counted_by_address(path):
     assert seen["open"] == 1
 
 
+@pytest.mark.parametrize("path", ["/", "/docs/x"])
+async def test_what_is_sent_to_a_page_needs_a_key(path):
+    """The clients of TEI send their texts to `/`."""
+    assert (await Client(never, policy_of()).call(path, method="POST"))[0] == 401
+
+
 async def test_websockets_are_refused():
     client = Client(never, OPEN)
     await client.guard(

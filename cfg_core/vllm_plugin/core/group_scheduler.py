@@ -21,7 +21,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from cfg_core.errors import REQUEST_FAULT, GuidanceError
 from cfg_core.policy.groups import Group, GroupTable, output_of_followers
-from cfg_core.vllm_plugin import config, versions, vllm_patches, wire
+from cfg_core.vllm_plugin import config, drafters, versions, vllm_patches, wire
 from cfg_core.vllm_plugin.core import begun, grammar_manager, outcome, scoring, stats
 from cfg_core.vllm_plugin.core.followers import (
     GroupPlan,
@@ -68,8 +68,11 @@ class GroupScheduler(Scheduler):
         self._is_traced = config.is_traced(ours)
         cost = config.draft_cost_of(ours)
         self._steps_alone = self.parallel_config.data_parallel_size == 1
+        rest = drafters.why_groups_rest(ours)
+        if rest is not None:
+            logger.warning("Guided requests get no drafts from %s.", rest)
         self._speculation = Speculation(
-            self._groups, self.num_spec_tokens, cost, may_rest=self._steps_alone
+            self._groups, self.num_spec_tokens, cost, self._steps_alone, for_groups=rest is None
         )
         self._suffixes = Suffixes(self.requests)
         self._probes = Probes(

@@ -21,11 +21,20 @@ class Speculation:
     cost: of one more draft (see `DraftLength`); with 0, groups never back off.
     may_rest: whether the drafter may skip a step. It may not if the ranks of data parallelism must
         step together.
+    for_groups: whether groups get drafts. If not, only plain requests do.
     """
 
-    def __init__(self, groups: GroupTable, most: int, cost: float, may_rest: bool = True) -> None:
+    def __init__(
+        self,
+        groups: GroupTable,
+        most: int,
+        cost: float,
+        may_rest: bool = True,
+        for_groups: bool = True,
+    ) -> None:
         self._groups, self._most, self._cost = groups, most, cost
-        self._may_rest = may_rest and never_pays(most, cost)
+        self._for_groups = for_groups
+        self._may_rest = may_rest and (not for_groups or never_pays(most, cost))
         self._lengths: dict[str, DraftLength] = {}
         self._planned: dict[str, int] = {}
         self._counts = {
@@ -41,7 +50,12 @@ class Speculation:
             self._length(request_id).observe(drafted, accepted)
 
     def plan(self, leaders: Iterable[str]) -> int:
-        """Decide how many drafts each of these groups verifies next. Returns the largest number."""
+        """Decide how many drafts each of these groups verifies next. Returns the largest number.
+
+        A drafter that is not for groups need not know that they use none: it makes all drafts.
+        """
+        if not self._for_groups:
+            return self._most
         for leader in leaders:
             self._planned[leader] = self._length(leader).next(self._most)
         return max((self._planned[leader] for leader in leaders), default=0)
@@ -53,7 +67,7 @@ class Speculation:
         longest stream has room for, and what was planned.
         """
         room = max_model_len - 2 - max(r.num_computed_tokens for r in members)
-        planned = self._planned.get(leader, self._most)
+        planned = self._planned.get(leader, self._most) if self._for_groups else 0
         fewest = max(0, min(room, planned, *(len(r.spec_token_ids) for r in members)))
         for request in members:
             if len(request.spec_token_ids) > fewest:

@@ -11,6 +11,9 @@ states of its own stream, and has its own cache.
 A drafter without a distribution (n-gram lookup) reads the leader's text, and the runner (v1.py)
 copies its drafts to the followers. Drafts only decide about speed: accepted tokens have the guided
 distribution whatever was proposed.
+
+Of a drafter that is neither, groups use no drafts (drafters.py). If it is a model, it reads their
+tokens all the same, because plain requests may reuse their blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from cfg_core.vllm_plugin.config import guided_class
+from cfg_core.vllm_plugin.config import check_overrides, guided_class
+from cfg_core.vllm_plugin.drafters import why_groups_rest
 from cfg_core.vllm_plugin.worker.rows import Rows
 from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
@@ -36,15 +40,13 @@ GREEDY_BELOW = 1e-5
 """vLLM samples greedily below this temperature."""
 
 
-class GuidedProposer(SpecDecodeBaseProposer):
-    """A V1 drafter that is a model.
+class CarefulProposer(SpecDecodeBaseProposer):
+    """A V1 drafter that is a model, in whose steps groups are.
 
     guidance: the RunnerGuidance of its runner.
     """
 
     guidance: RunnerGuidance
-    model: Any
-    use_local_argmax_reduction: bool
 
     @override
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -76,6 +78,13 @@ class GuidedProposer(SpecDecodeBaseProposer):
         return super().prepare_inputs_padded(
             common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
         )
+
+
+class GuidedProposer(CarefulProposer):
+    """A V1 drafter that is a model, and drafts for groups, too."""
+
+    model: Any
+    use_local_argmax_reduction: bool
 
     @override
     def _sample_draft_tokens(
@@ -120,15 +129,28 @@ GUIDED: dict[type, type[GuidedProposer]] = {
 
 
 def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
-    """Let the drafter of `runner`, if it is a model, propose for groups.
+    """Let the drafter of `runner`, if it is a model, propose for groups, or work beside them.
 
-    Raises CompatibilityError for a drafter that this module does not know.
+    Raises CompatibilityError for a drafter that should guide, and that this module does not know.
     """
-    drafter = getattr(runner, "drafter", None)
+    drafter: Any = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer):
         return
-    drafter.__class__ = guided_class(drafter, GUIDED)
+    if why_groups_rest(runner.vllm_config) is None:
+        drafter.__class__ = guided_class(drafter, GUIDED)
+    else:
+        drafter.__class__ = careful_class(type(drafter))
     drafter.guidance = guidance
+
+
+def careful_class(stock: type) -> type[CarefulProposer]:
+    """The class that replaces a drafter of which groups use no drafts.
+
+    Raises CompatibilityError as check_overrides does.
+    """
+    cls = type(f"Careful{stock.__name__}", (CarefulProposer, stock), {})
+    check_overrides(cls)
+    return cls
 
 
 def sample_seeded(

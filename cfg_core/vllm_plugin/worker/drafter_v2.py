@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModel
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from cfg_core.vllm_plugin.config import guided_class
+from cfg_core.vllm_plugin.drafters import why_groups_rest
 from cfg_core.vllm_plugin.worker.rows import Rows, sum_for_leaders
 from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 
@@ -73,7 +74,7 @@ class GuidedSpeculator(DraftModelSpeculator):
         dummy = kwargs.get("dummy_run")
         steps = self.num_speculative_steps
         if not dummy and self.guidance.drafter_rests:
-            return torch.full((input_batch.num_reqs, steps), -1, device=self.device)
+            return no_drafts(self, input_batch)
         rows = None if dummy else self.guidance.rows
         if rows is not None or self._guides:
             self._point_at(rows)
@@ -174,12 +175,16 @@ GUIDED: dict[type, type[GuidedSpeculator]] = {
 
 
 def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
-    """Let the drafter of `runner`, if it has one, propose for groups.
+    """Let the drafter of `runner`, if it has one, propose for groups, or work beside them.
 
-    Raises CompatibilityError for a drafter that this module does not know.
+    Raises CompatibilityError for a drafter that should guide, and that this module does not know.
     """
     drafter: BaseSpeculator | None = runner.speculator
     if drafter is None:
+        return
+    if why_groups_rest(runner.vllm_config) is not None:
+        if isinstance(drafter, DraftModelSpeculator):
+            be_careful(drafter, guidance)
         return
     if isinstance(drafter, DraftModelSpeculator):
         drafter.__class__ = guided_class(drafter, GUIDED)
@@ -187,6 +192,48 @@ def guide_drafter(runner: GPUModelRunner, guidance: RunnerGuidance) -> None:
         guided.guidance = guidance
         guided.make_buffers()
     copy_drafts(drafter, guidance)
+
+
+def be_careful(drafter: DraftModelSpeculator, guidance: RunnerGuidance) -> None:
+    """Let a drafter of which groups use no drafts rest, and read what solo streams have left."""
+    propose: Any = drafter.propose
+
+    def propose_for_plain(
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if not kwargs.get("dummy_run"):
+            if guidance.drafter_rests:
+                return no_drafts(drafter, input_batch)
+            if guidance.solo:
+                num_rejected = keep_first(num_rejected, input_batch)
+        drafts: torch.Tensor = propose(
+            input_batch,
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            num_sampled,
+            num_rejected,
+            *args,
+            **kwargs,
+        )
+        return drafts
+
+    drafter.propose = propose_for_plain
+
+
+def no_drafts(drafter: DraftModelSpeculator, batch: InputBatch) -> torch.Tensor:
+    """What a drafter that rests proposes: [batch, drafts] of -1."""
+    size = (batch.num_reqs, drafter.num_speculative_steps)
+    return torch.full(size, -1, device=drafter.device)
 
 
 def copy_drafts(drafter: BaseSpeculator, guidance: RunnerGuidance) -> None:

@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 from cfg_core.blend import kernel, rules
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
+from cfg_core.vllm_plugin.drafters import why_groups_rest
 from cfg_core.vllm_plugin.wire import StepGuidance
 from cfg_core.vllm_plugin.worker.begun_v1 import adding, begun_of
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
@@ -69,6 +70,7 @@ class GuidedRunnerV1(GPUModelRunner):
         self._scorer = Scorer()
         self._probes = ProbesV1()
         guide_drafter(self, self.guidance)
+        self._groups_rest = why_groups_rest(self.vllm_config) is not None
 
     @override
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -296,14 +298,24 @@ class GuidedRunnerV1(GPUModelRunner):
         )
 
     @override
-    def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: SchedulerOutput,
+        sampled_token_ids: torch.Tensor | list[list[int]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Call vLLM's method, then give each follower its leader's drafts.
 
         Returns a list or a tensor with one entry for each request.
         """
-        drafts = super().propose_draft_token_ids(*args, **kwargs)
-        rows = self.guidance.rows
-        if rows is None:
+        rows, on_host = self.guidance.rows, isinstance(sampled_token_ids, list)
+        if self._groups_rest and self.guidance.drafter_rests and on_host:
+            return [[] for _ in sampled_token_ids]
+        drafts = super().propose_draft_token_ids(
+            scheduler_output, sampled_token_ids, *args, **kwargs
+        )
+        if rows is None or self._groups_rest:
             return drafts
         if isinstance(drafts, torch.Tensor):
             drafts = drafts.clone()

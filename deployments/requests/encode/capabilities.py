@@ -66,6 +66,19 @@ def invoked(body: Mapping[str, Any]) -> EncodeEndpoint:
     return "embeddings" if "input" in body else "score"
 
 
+def meant_at_root(body: Mapping[str, Any], embeds: bool) -> EncodeEndpoint:
+    """The endpoint of TEI that a body sent to `/` is for, by its fields and its model.
+
+    embeds: whether the model can embed.
+    """
+    inputs = body.get("inputs")
+    if "query" in body:
+        return "rerank"
+    if isinstance(inputs, Mapping) and "source_sentence" in inputs:
+        return "similarity"
+    return "embed" if embeds else "predict"
+
+
 def paths_of(info: ModelInfo) -> list[str]:
     """The paths of the endpoints that this model can serve."""
     return [path for endpoint, path in PATHS.items() if can_serve(info, endpoint)]

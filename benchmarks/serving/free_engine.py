@@ -25,10 +25,12 @@ from deployments.generator.replica import ROUTER, ModelReplica
 from deployments.http.text_answers import DONE
 from deployments.ingress.router import CfgRouter
 from deployments.messages import Chunk, GenerateCall
-from deployments.requests.usage import Meter
+from deployments.requests.progress import Part, Progress, pack
+from deployments.requests.usage import Meter, OutputCounts
 
 SOURCE = "CEILING_SOURCE"
 TOKEN_ID = 100
+MODEL = "free"
 STATS = {"total_blocks": 100_000, "free_blocks": 100_000, "max_num_seqs": 256}
 
 
@@ -86,14 +88,19 @@ class FreeCore:
 class FreeServer:
     """Stands in for VllmServer."""
 
-    errored = False
+    errored, model = False, MODEL
 
-    async def generate(self, call: GenerateCall, meter: Meter) -> AsyncIterator[Chunk]:
+    def recorder(self, call: GenerateCall, meter: Meter) -> Any:
+        return SimpleNamespace(take_whole=lambda: None)
+
+    async def generate(self, call: GenerateCall, meter: Meter, *_: Any) -> AsyncIterator[Chunk]:
         choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": None}
         fields = {"id": "cmpl-" + "0" * 32, "object": "text_completion", "created": 1700000000}
         event = f"data: {json.dumps({**fields, 'model': 'stories', 'choices': [choice]})}\n\n"
-        for _ in range(call.body["max_tokens"]):
-            yield Chunk(event)
+        token = ((Part(0, pack([TOKEN_ID])),),)
+        for n in range(call.body["max_tokens"]):
+            counts = OutputCounts(n, 0, n, n, (0, 0, 0, 0.0))
+            yield Chunk(event, progress=Progress(token, counts, "" if n else MODEL))
             await asyncio.sleep(0)
         yield Chunk(DONE)
 

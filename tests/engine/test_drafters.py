@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from cfg_core.vllm_plugin import drafters
 from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer, careful_class
-from cfg_core.vllm_plugin.worker.drafter_v2 import be_careful, keep_first
+from cfg_core.vllm_plugin.worker.drafter_v2 import NUM_REJECTED, be_careful, keep_first
 from tests.engine import prophet, tiny_medusa
 from tests.engine.engines import ROOMY, TIGHT, Engine, differences, guided, plain, tokens
 from tests.engine.oracle import CASES, PROMPTS, Oracle
@@ -181,6 +183,12 @@ def test_a_drafter_for_plain_requests_works_beside_groups_on_v2(
     rejected = torch.tensor([3, 1], dtype=torch.int32)
     got = drafter.propose(batch, None, None, None, None, None, rejected, **kwargs)
     assert got.tolist() == [[number] * 2 for number in drafts]
+
+
+def test_where_vllm_puts_what_is_rejected() -> None:
+    own, *arguments = inspect.signature(DraftModelSpeculator.propose).parameters
+    assert own == "self"
+    assert arguments.index("num_rejected") == NUM_REJECTED
 
 
 @pytest.mark.parametrize("stock", [DFlashProposer, Gemma4Proposer, Step3p5MTPProposer])

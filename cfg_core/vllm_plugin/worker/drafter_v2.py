@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
+NUM_REJECTED = 6
+"""The place of `num_rejected` among the arguments of vLLM's `propose`."""
+
+
 class GuidedSpeculator(DraftModelSpeculator):
     """A V2 drafter that computes a row of logits for each request.
 
@@ -198,33 +202,16 @@ def be_careful(drafter: DraftModelSpeculator, guidance: RunnerGuidance) -> None:
     """Let a drafter of which groups use no drafts rest, and read what solo streams have left."""
     propose: Any = drafter.propose
 
-    def propose_for_plain(
-        input_batch: InputBatch,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: Any,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+    def propose_for_plain(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """vLLM passes the batch and what is rejected by their places, but for dummy runs."""
         if not kwargs.get("dummy_run"):
+            batch: InputBatch = args[0]
             if guidance.drafter_rests:
-                return no_drafts(drafter, input_batch)
+                return no_drafts(drafter, batch)
             if guidance.solo:
-                num_rejected = keep_first(num_rejected, input_batch)
-        drafts: torch.Tensor = propose(
-            input_batch,
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_sampled,
-            num_rejected,
-            *args,
-            **kwargs,
-        )
+                rejected = keep_first(args[NUM_REJECTED], batch)
+                args = (*args[:NUM_REJECTED], rejected, *args[NUM_REJECTED + 1 :])
+        drafts: torch.Tensor = propose(*args, **kwargs)
         return drafts
 
     drafter.propose = propose_for_plain

@@ -21,7 +21,6 @@ TAKEN_WITHIN_S = 10.0
 """Seconds in which another replica must send the first chunk of a stream that it takes from one
 that leaves. Meanwhile its client waits."""
 
-
 TOLD_WITHIN_S = 5.0
 """Seconds in which a replica that has started must tell what it computes with. If there is no other
 one, a stream that was lost waits for that."""

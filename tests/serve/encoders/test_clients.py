@@ -1,7 +1,7 @@
 """The clients of OpenAI, Cohere and Hugging Face, against the encoders' routes.
 
-Hugging Face's client is what LangChain and LlamaIndex use for text-embeddings-inference (TEI). It
-sends all requests to the address that it was given, without a path.
+Hugging Face's client is one for text-embeddings-inference (TEI). It sends all requests to the
+address that it was given, without a path.
 """
 
 from __future__ import annotations

@@ -241,7 +241,12 @@ def step_budget(scheduler: Scheduler) -> int:
 
 def rows_per_stream(scheduler: Scheduler) -> int:
     """Tokens of a step's budget that a decoding stream takes, with drafts and drafting slots."""
-    return 1 + int(scheduler.num_spec_tokens) + drafting_slots(scheduler.vllm_config)
+    return rows_of_a_stream(scheduler.vllm_config)
+
+
+def rows_of_a_stream(config: VllmConfig) -> int:
+    """As `rows_per_stream`, by the configuration alone."""
+    return 1 + int(config.num_speculative_tokens) + drafting_slots(config)
 
 
 def drafting_slots(config: VllmConfig) -> int:

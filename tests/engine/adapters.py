@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 RANK, ALPHA = 4, 8
-TARGETS = ("q_proj", "v_proj", "down_proj")
+TARGETS = ("q_proj", "v_proj", "down_proj", "lm_head")
 
 
 def make_adapter(model: Path, folder: Path, seed: int = 5) -> Path:

@@ -168,10 +168,9 @@ def ordered(path: EnginePath, oracle: Oracle) -> list[Answer]:
 
     Where the engine takes suffixes, there are also these, as far as the small budget has room.
     """
-    takes_suffixes = oracle.takes_suffixes and not path.drafts
     suffixed = [
         answer
-        for answer in (suffix_answers(oracle) if takes_suffixes else ())
+        for answer in (suffix_answers(oracle) if oracle.takes_suffixes else ())
         if len(answer.request.formula.suffix) < LONGEST_SUFFIX
     ]
     every = sorted([*answers(oracle), *suffixed], key=lambda answer: bool(answer.request.fields))

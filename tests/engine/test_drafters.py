@@ -22,6 +22,7 @@ from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer, careful_
 from cfg_core.vllm_plugin.worker.drafter_v2 import NUM_REJECTED, be_careful, keep_first
 from tests.engine import prophet, tiny_medusa
 from tests.engine.engines import ROOMY, TIGHT, Engine, differences, guided, plain, tokens
+from tests.engine.formulas import suffix_answers
 from tests.engine.oracle import CASES, PROMPTS, Oracle
 
 STARTS = torch.tensor([0, 3, 6], dtype=torch.int32)
@@ -125,7 +126,7 @@ def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()  # as a worker on a CPU does
     drafter: Any = object.__new__(GuidedEagleProposer)
-    drafter.guidance = SimpleNamespace(solo=("a",))
+    drafter.guidance = SimpleNamespace(solo=("a",), suffixes=None)
     metadata = CommonAttentionMetadata(
         query_start_loc=STARTS,
         query_start_loc_cpu=STARTS,
@@ -145,6 +146,12 @@ def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
     drafter.guidance.solo = ()
     _, places, _ = drafter.prepare_inputs_padded(metadata, drafts, counts)
     assert places[0] < 0, "vLLM has mended this: remove the override"
+    drafter.guidance = SimpleNamespace(
+        solo=("a",), suffixes=SimpleNamespace(counts_there=torch.tensor([0, 1]))
+    )
+    _, places, rejected = drafter.prepare_inputs_padded(metadata, drafts, counts)
+    assert places.tolist() == [0, 3], "the next token is not in front of the suffix"
+    assert rejected.tolist() == [2, 2]
 
 
 def test_a_solo_stream_keeps_its_first_token_on_v2() -> None:
@@ -207,17 +214,22 @@ def test_medusa_drafts_for_plain_requests_only(
     vLLM fills a stream that comes back with one token up to the shape of a decode with drafts, for
     its first step. It counts these placeholders as drafts, also those of a group.
     """
+    suffixed = [one for one in suffix_answers(llama) if len(one.request.formula.suffix) < 20]
+    assert suffixed
     tiny_medusa.build(model_folder("llama"), tmp_path, heads=2)
     speculation = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 2}
     engine = Engine(model_folder("llama"), speculative_config=speculation, **TIGHT)
     try:
         params = [*map(guided, CASES), *(plain() for _ in PROMPTS)]
-        got = tokens(engine.generate([*(c.prompt for c in CASES), *PROMPTS], params))
+        params += [plain(extra_args=one.request.extra_args) for one in suffixed]
+        prompts = [*(c.prompt for c in CASES), *PROMPTS, *(one.request.prompt for one in suffixed)]
+        got = tokens(engine.generate(prompts, params))
         alone = tokens(engine.generate([c.prompt for c in CASES[:3]], [*map(guided, CASES[:3])]))
         stats = engine.stats()
     finally:
         engine.close()
-    assert differences(got, llama.guided + llama.plain) == []
+    want = llama.guided + llama.plain + [one.token_ids for one in suffixed]
+    assert differences(got, want) == []
     assert differences(alone, llama.guided[:3]) == []
     assert stats["group_preemptions"] > 0
     assert stats["guided_drafts_accepted"] == 0

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from cfg_core import recipes
 from tests.engine.adapters import ALPHA, RANK, make_adapter
 from tests.engine.engines import SMALL_POOL, Engine, differences, guided, plain, tokens
+from tests.engine.formulas import suffix_answers
 from tests.engine.oracle import CASES, Oracle
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,24 @@ def test_both_streams_of_a_group_take_the_adapter(
             )
             want += [text, oracle.hf(case.prompt, max_new_tokens=num_tokens)]
         assert want[4 * i] != want[4 * i + 2]
+    got = engine.generate(prompts, params, lora_request=loras)
+    assert differences(tokens(got), want) == []
+
+
+def test_a_suffix_takes_the_adapter(
+    engine: Engine, llama: Oracle, adapted: Oracle, adapter: Path
+) -> None:
+    """Rows of suffixes are behind those of the batch, where vLLM's head would find no adapter."""
+    from vllm.lora.request import LoRARequest
+
+    lora = LoRARequest("adapter", 1, str(adapter))
+    prompts, params, loras, want = [], [], [], []
+    for oracle, asked in ((llama, None), (adapted, lora)):
+        for one in suffix_answers(oracle):
+            prompts.append(one.request.prompt)
+            params.append(plain(extra_args=one.request.extra_args, max_tokens=12))
+            loras.append(asked)
+            want.append(one.token_ids[:12])
     got = engine.generate(prompts, params, lora_request=loras)
     assert differences(tokens(got), want) == []
 

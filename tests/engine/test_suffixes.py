@@ -247,8 +247,6 @@ def test_a_text_is_its_own_tokens_without_special_ones(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"speculative_config": object()}, "speculation"),
-        ({"lora_config": object()}, "adapters"),
         ({"cache_config": SimpleNamespace(kv_sharing_fast_prefill=True)}, "kv_sharing"),
         ({"model_config": SimpleNamespace(is_hybrid=True)}, "recurrent state"),
         ({"scheduler_config": SimpleNamespace(enable_chunked_prefill=False)}, "chunked prefill"),
@@ -266,8 +264,6 @@ def test_engines_that_cannot_forget_a_suffix_refuse_it(change: dict[str, Any], w
     from cfg_core.vllm_plugin.frontend.suffixes import suffix_of
 
     config = SimpleNamespace(
-        speculative_config=None,
-        lora_config=None,
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
         model_config=SimpleNamespace(is_hybrid=False, has_inner_state=False),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
@@ -308,6 +304,26 @@ def test_a_suffix_counts_once_as_a_negative_and_for_each_guided_token() -> None:
 
 
 # --- engines of their own: they end the other one
+
+
+@pytest.mark.parametrize(
+    "options", [{**ROOMY, "async_scheduling": True}, CHUNKED, SMALL_POOL], ids=str
+)
+def test_beside_drafts_of_pairs_and_plain_requests(
+    model_folder: Callable[[str], Path], llama: Oracle, options: dict[str, Any]
+) -> None:
+    folder = model_folder("llama")
+    drafter = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
+    engine = Engine(folder, max_model_len=MAX_MODEL_LEN, speculative_config=drafter, **options)
+    try:
+        before = engine.stats()
+        check(engine, llama)
+        kinds = [f"{kind}_drafts_accepted" for kind in ("plain", "guided")]
+        assert min(counts(engine, before, kinds)) > 0
+        assert counts(engine, before, SAVING) == [0, 0]
+        assert options is not SMALL_POOL or engine.stats()["group_preemptions"] > 0
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize(

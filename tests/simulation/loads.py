@@ -155,8 +155,9 @@ def random_suffix(rng: random.Random, sim: Simulation) -> list[int]:
     """Up to 40 tokens that a step can have; mostly none. Admission refuses the other paths."""
     scheduler = sim.scheduler.scheduler_config
     threshold = scheduler.long_prefill_token_threshold or 1_000
-    most = min(40, config.step_budget(sim.scheduler) - 1, threshold - 1)
-    if rng.random() < 0.6 or sim.runner.path.drafts or sim.runner.path.states:
+    room = config.step_budget(sim.scheduler) - config.rows_per_stream(sim.scheduler)
+    most = min(40, room, threshold - 1)
+    if rng.random() < 0.6 or sim.runner.path.states:
         return []
     return [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, most))]
 

@@ -11,7 +11,7 @@ import pytest
 
 from cfg_core.errors import CompatibilityError
 from cfg_core.policy import lockstep
-from cfg_core.vllm_plugin import config, drafters
+from cfg_core.vllm_plugin import config, drafters, wire
 from cfg_core.vllm_plugin.core import states
 from cfg_core.vllm_plugin.core.scheduler import GuidedAsyncScheduler, GuidedScheduler
 from cfg_core.vllm_plugin.core.states import States
@@ -194,7 +194,7 @@ def test_a_solo_decode_whose_input_token_is_in_flight_is_repeated(model_folder, 
     assert len(sim.outputs["r"]) == 30
 
 
-SUFFIX_PATHS = [path for path in PATHS if not path.states and not path.drafts]
+SUFFIX_PATHS = [path for path in PATHS if not path.states]
 
 
 @pytest.mark.parametrize("path", SUFFIX_PATHS, ids=[p.name for p in SUFFIX_PATHS])
@@ -227,12 +227,13 @@ def test_suffixes_that_vllm_cuts_are_taken_back(model_folder, monkeypatch, path)
 
 
 @pytest.mark.parametrize("path", SUFFIX_PATHS, ids=[p.name for p in SUFFIX_PATHS])
-def test_closed_gates_save_suffixes_except_in_a_pipeline(load, path):
+def test_closed_gates_save_suffixes_except_in_a_pipeline_and_with_drafts(load, path):
     counts = [load(path, seed) for seed in SEEDS]
     probes, saved = (
         sum(count[name] for count in counts) for name in ("gate_probes", "gate_saved_tokens")
     )
-    assert (probes > 20) == (saved > 100) == (path.stages == 1), (probes, saved)
+    saves = path.stages == 1 and not path.drafts
+    assert (probes > 20) == (saved > 100) == saves, (probes, saved)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -313,6 +314,24 @@ def test_a_leader_is_preempted_while_its_probe_is_in_flight(model_folder, path, 
     sim.check_drained()
     assert disturbed > 3
     assert len(sim.outputs["r"]) == 25
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a plain request"])
+def test_a_drafter_rests_while_only_groups_with_suffixes_decode(model_folder, monkeypatch, beside):
+    """The workers hear nothing of the step that reads the prompt: the drafter reads it, too."""
+    rests, attach = [], wire.attach
+
+    def attached(step, guidance):
+        rests.append(guidance.drafter_rests)
+        attach(step, guidance)
+
+    monkeypatch.setattr(wire, "attach", attached)
+    sim = Simulation(make_config(model_folder, drafts=3), 200, EnginePath(drafts=3))
+    sim.add("r", [7] * 20, 12, scale=2.0, suffix=[9] * 5)
+    if beside:
+        sim.add("plain", [8] * 20, 60)
+    sim.run()
+    assert rests == [not beside] * 12
 
 
 def test_a_suffix_takes_blocks_behind_its_leader_alone(model_folder):

@@ -16,7 +16,8 @@ token to begin with:
   the leader is held until no probe is in flight.
 
 Groups that a probe could not serve run joint always: those that show the log-probabilities of the
-negative. So do all groups in a pipeline, in which a take-back reaches the first stages late.
+negative. So do all groups in a pipeline, in which a take-back reaches the first stages late, and on
+engines with speculation, whose runners count the tokens of a step by what they have sampled.
 """
 
 from __future__ import annotations

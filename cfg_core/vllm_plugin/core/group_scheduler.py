@@ -77,7 +77,7 @@ class GroupScheduler(Scheduler):
         self._suffixes = Suffixes(self.requests)
         self._probes = Probes(
             self.requests,
-            saves=self.parallel_config.pipeline_parallel_size == 1,
+            saves=self.parallel_config.pipeline_parallel_size == 1 and not self.num_spec_tokens,
             asynchronous=self.scheduler_config.async_scheduling,
             holds=not self.use_v2_model_runner,
         )

@@ -354,7 +354,7 @@ class GuidedScheduler(GroupScheduler):
             self._states.note_taken_back(self.requests[stream], self._groups.of(stream))
         if not joint and not solo and not reads:
             return None
-        rests = self._speculation.rests(scheduled)
+        rests = self._speculation.rests(scheduled, taken)
         return StepGuidance(tuple(joint), tuple(solo), rests, tuple(reads), suffixes)
 
     def _joint_row(self, group: Group) -> JointRow:

@@ -21,7 +21,8 @@ class Speculation:
     cost: of one more draft (see `DraftLength`); with 0, groups never back off.
     may_rest: whether the drafter may skip a step. It may not if the ranks of data parallelism must
         step together.
-    for_groups: whether groups get drafts. If not, only plain requests do.
+    for_groups: whether groups get drafts. If not, only plain requests do. Groups with a suffix get
+        none in any case.
     """
 
     def __init__(
@@ -34,7 +35,8 @@ class Speculation:
     ) -> None:
         self._groups, self._most, self._cost = groups, most, cost
         self._for_groups = for_groups
-        self._may_rest = may_rest and (not for_groups or never_pays(most, cost))
+        self._may_rest = may_rest
+        self._none_ever = not for_groups or never_pays(most, cost)
         self._lengths: dict[str, DraftLength] = {}
         self._planned: dict[str, int] = {}
         self._counts = {
@@ -57,15 +59,19 @@ class Speculation:
         if not self._for_groups:
             return self._most
         for leader in leaders:
-            self._planned[leader] = self._length(leader).next(self._most)
+            length = 0 if self._has_suffix(leader) else self._length(leader).next(self._most)
+            self._planned[leader] = length
         return max((self._planned[leader] for leader in leaders), default=0)
 
     def even_out(self, leader: str, members: Sequence[Request], max_model_len: int) -> None:
         """Give all streams of a group the same number of drafts, as they verify the same tokens.
 
         The number is the smallest of three: what the stream with the fewest drafts has, what the
-        longest stream has room for, and what was planned.
+        longest stream has room for, and what was planned. A suffix stays as it is: it is in their
+        place.
         """
+        if self._has_suffix(leader):
+            return
         room = max_model_len - 2 - max(r.num_computed_tokens for r in members)
         planned = self._planned.get(leader, self._most) if self._for_groups else 0
         fewest = max(0, min(room, planned, *(len(r.spec_token_ids) for r in members)))
@@ -73,16 +79,33 @@ class Speculation:
             if len(request.spec_token_ids) > fewest:
                 request.spec_token_ids = request.spec_token_ids[:fewest]
 
-    def rests(self, num_scheduled_tokens: Mapping[str, int]) -> bool:
+    def rests(
+        self, num_scheduled_tokens: Mapping[str, int], suffixes: Mapping[str, Sequence[int]]
+    ) -> bool:
         """Whether the drafter may skip a step.
 
         It may if only groups decode in the step, and none of them will ever have a draft. It must
         read prompts, because their blocks are cached, and plain requests that reuse these blocks do
         have drafts.
+
+        suffixes: the tokens of suffixes that leaders compute in the step, among the others.
         """
         return self._may_rest and all(
-            n == 1 and stream in self._groups for stream, n in num_scheduled_tokens.items()
+            n == 1 + len(suffixes.get(stream, ())) and self._has_none_ever(stream)
+            for stream, n in num_scheduled_tokens.items()
         )
+
+    def _has_none_ever(self, stream: str) -> bool:
+        """Whether a stream is of a group that has no draft as long as it lives."""
+        return stream in self._groups and (self._none_ever or self._has_suffix(stream))
+
+    def _has_suffix(self, stream: str) -> bool:
+        """Whether a suffix takes the place of drafts behind this stream.
+
+        Each draft would need the suffix behind it, and there is one such place in a step.
+        """
+        group = self._groups.of(stream)
+        return group is not None and bool(group.suffix)
 
     def forget(self, leader: str) -> None:
         """Drop the state of a group that has ended."""

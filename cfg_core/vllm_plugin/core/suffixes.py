@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+PAD = -1
+"""A draft of which nobody knows the token, or that is none."""
+
+
 def is_complete(group: Group, computed: tuple[int, ...]) -> bool:
     """Whether a step computes all of a group's suffix. Each group without one is complete."""
     return group.suffix == computed
@@ -77,10 +81,14 @@ class Suffixes:
             request.spec_token_ids = list(group.suffix) if is_placed else []
 
     def take(self, scheduler_output: SchedulerOutput) -> tuple[SuffixTokens, ...]:
-        """Take the suffixes out of a step that was scheduled. Returns what is computed of them."""
+        """Take the suffixes out of a step that was scheduled. Returns what is computed of them.
+
+        Placeholders stay: vLLM gives them to a stream that it admits for one token, if the engine
+        has a drafter.
+        """
         drafts = scheduler_output.scheduled_spec_decode_tokens
         taken = []
-        for leader in [leader for leader in drafts if leader in self._groups]:
+        for leader in [name for name in drafts if name in self._groups and PAD not in drafts[name]]:
             suffix = self._groups[leader].suffix[: len(drafts.pop(leader))]
             taken.append(SuffixTokens(leader, suffix))
         return tuple(taken)

@@ -8,7 +8,7 @@ from cfg_core.errors import CapacityError, GuidanceError
 from cfg_core.params import GuidanceParams, TokenIds
 from cfg_core.params.checks import check_token_ids
 from cfg_core.params.fields import NEGATIVE_IDS, SUFFIX_IDS, SUFFIX_TEXT
-from cfg_core.vllm_plugin.config import is_recurrent
+from cfg_core.vllm_plugin.config import is_recurrent, rows_of_a_stream
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,11 +68,7 @@ def _check_engine(config: VllmConfig, field: str) -> None:
     """Refuse engines that cannot compute a suffix and forget it."""
     parallel = config.parallel_config
     causes = {
-        "speculation yet (remove speculative_config)": config.speculative_config is not None,
         "models with recurrent state, which cannot forget a suffix": is_recurrent(config),
-        "adapters (enable_lora) yet: serve the model without them, or with merged weights": (
-            config.lora_config is not None
-        ),
         "kv_sharing_fast_prefill: start the engine without it": (
             config.cache_config.kv_sharing_fast_prefill
         ),
@@ -95,8 +91,8 @@ def _check_engine(config: VllmConfig, field: str) -> None:
 def _check_size(config: VllmConfig, tokens: int, prompt: int, field: str) -> None:
     scheduler = config.scheduler_config
     threshold: int = scheduler.long_prefill_token_threshold
-    step: int = min(threshold or scheduler.max_num_batched_tokens, scheduler.max_num_batched_tokens)
-    most = min(MOST_TOKENS, step - 1)
+    budget: int = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
+    most = min(MOST_TOKENS, budget - rows_of_a_stream(config), (threshold or budget) - 1)
     if tokens > most:
         raise CapacityError(
             f"{field} has {tokens} tokens, and a step of this engine can compute {most} behind a"

@@ -71,13 +71,19 @@ class CarefulProposer(SpecDecodeBaseProposer):
         """Call vLLM's method, so that each stream has at least its first token of the step left.
 
         A solo stream has no valid sample. Then vLLM would write the token that comes next into the
-        place before the stream's first one, which is another stream's.
+        place before the stream's first one, which is another stream's. Suffixes are to the drafter
+        what rejected drafts are.
         """
         if self.guidance.solo:
             valid_sampled_tokens_count = valid_sampled_tokens_count.clamp(min=1)
-        return super().prepare_inputs_padded(
+        metadata, last, num_rejected = super().prepare_inputs_padded(
             common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
         )
+        suffixes = self.guidance.suffixes
+        if suffixes is not None:
+            last -= suffixes.counts_there.to(last.dtype)
+            num_rejected += suffixes.counts_there.to(num_rejected.dtype)
+        return metadata, last, num_rejected
 
 
 class GuidedProposer(CarefulProposer):

@@ -191,11 +191,15 @@ def stage_draft_blends(
 
     streams, weights: [streams, groups], the places, and their weights.
     """
-    own = [row.group.cuts is not None or row.group.strength is not None for row in joint]
-    changed = np.flatnonzero(own)
+    changed = np.flatnonzero([_changes_drafts(row.group) for row in joint])
     if not len(changed):
         return ()
     return stage_logit_blends(joint, changed, streams[:, changed], weights[:, changed], device)
+
+
+def _changes_drafts(group: Group) -> bool:
+    """Whether the drafts of a group are of another blend. One with a suffix has no drafts."""
+    return not group.suffix and (group.cuts is not None or group.strength is not None)
 
 
 def stage_limits(

@@ -2,12 +2,13 @@
 
 A suffix is the end of what its leader computes in a step. Behind its last token is the row of the
 negative, and before its first token that of the leader, which is sampled. The negatives' rows come
-behind the rows of the batch, so that vLLM's own rows stay where they are: one for each request.
+behind the rows of the batch, so that vLLM's own rows stay where they are: one for each request, and
+one more for each of its drafts. A group with a suffix has no drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,26 +24,43 @@ class SuffixRows(NamedTuple):
     names: those of joint groups, as `Group.blended` calls them.
     counts: [batch], the number of suffix tokens at each place.
     counts_there: [batch], the same as a tensor.
-    leaders: [names], the places of their leaders.
+    first_row: [batch + names + 1], where the rows of logits of each place and suffix begin.
+    shifts: [rows of the batch], how far the suffix moves each of them. A place with a suffix has
+        one row.
+    places: [names], the places of their leaders.
+    leaders: [names], the rows of their leaders.
     """
 
     names: tuple[str, ...]
     counts: np.ndarray
     counts_there: torch.Tensor
+    first_row: np.ndarray
+    shifts: torch.Tensor
+    places: np.ndarray
     leaders: torch.Tensor
 
-    def rows(self, last: torch.Tensor) -> torch.Tensor:
-        """The rows that are needed of a step: [batch + names].
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits without those of the suffixes."""
+        return len(self.shifts)
 
-        last: [batch], the last row of each place.
+    def rows(self, stock: torch.Tensor) -> torch.Tensor:
+        """The places in the step's tokens of all rows: [rows of the batch + names].
+
+        stock: [rows of the batch], what they are to vLLM, for which a suffix belongs to the text.
         """
-        return torch.cat([last - self.counts_there, last[self.leaders]])
+        return torch.cat([stock - self.shifts, stock[self.leaders]])
 
-    def first_row(self, first_row: np.ndarray) -> np.ndarray:
-        """`first_row` [batch + 1], where the rows of logits of each place begin, with those of the
-        suffixes behind them: [batch + names + 1]."""
-        behind = first_row[-1] + 1 + np.arange(len(self.names))
-        return np.concatenate([first_row, behind])
+    def adapters(self, stock: Sequence[int]) -> tuple[int, ...]:
+        """The adapter of each row: [rows of the batch + names].
+
+        stock: [batch] or [rows of the batch], as vLLM's runners have them.
+        """
+        counts = np.diff(self.first_row[: len(self.counts) + 1])
+        ids = np.asarray(stock)
+        by_row = ids if len(ids) == self.num_rows else np.repeat(ids, counts)
+        behind = by_row[self.first_row[self.places]]
+        return tuple(np.concatenate([by_row, behind]).tolist())
 
     def all_names(self, names: Sequence[str]) -> list[str]:
         """The names of all rows, those of the batch first."""
@@ -57,30 +75,39 @@ class SuffixStager:
         self._rows: SuffixRows | None = None
 
     def stage(
-        self, step: StepGuidance | None, names: Sequence[str], device: torch.device
-    ) -> SuffixRows | None:
-        """The suffixes of a step; None if it has none. names: the stream at each place."""
-        if step is None or not step.suffixes:
-            return None
-        key = (step.suffixes, step.joint, tuple(names), device)
-        if key != self._key:
-            place_of = {name: place for place, name in enumerate(names)}
-            self._rows, self._key = stage_suffixes(step, place_of, device), key
+        self,
+        step: StepGuidance,
+        names: Sequence[str],
+        first_row: np.ndarray,
+        device: torch.device,
+    ) -> SuffixRows:
+        """The suffixes of a step that has some.
+
+        names: the stream at each place.
+        first_row: [batch + 1], where the rows of logits of each place begin.
+        """
+        key = (step.suffixes, step.joint, tuple(names), first_row.tobytes(), device)
+        if self._rows is None or key != self._key:
+            self._rows, self._key = stage_suffixes(step, names, first_row, device), key
         return self._rows
 
 
 def stage_suffixes(
-    step: StepGuidance, place_of: Mapping[str, int], device: torch.device
+    step: StepGuidance, names: Sequence[str], first_row: np.ndarray, device: torch.device
 ) -> SuffixRows:
-    """As `SuffixStager.stage`, of a step that has suffixes. place_of: each stream's place."""
-    counts = np.zeros(len(place_of), dtype=np.int64)
+    """As `SuffixStager.stage`."""
+    place_of = {name: place for place, name in enumerate(names)}
+    counts = np.zeros(len(names), dtype=np.int64)
     for leader, tokens in step.suffixes:
         counts[place_of[leader]] = len(tokens)
     joint = [row.group for row in step.joint if row.suffix]
-    leaders = [place_of[group.leader] for group in joint]
+    places = np.array([place_of[group.leader] for group in joint], dtype=np.int64)
     return SuffixRows(
         tuple(group.blended[1] for group in joint),
         counts,
         to_device(counts, np.int64, device),
-        to_device(leaders, np.int64, device),
+        np.concatenate([first_row, first_row[-1] + 1 + np.arange(len(joint))]),
+        to_device(np.repeat(counts, np.diff(first_row)), np.int64, device),
+        places,
+        to_device(first_row[places], np.int64, device),
     )

@@ -115,25 +115,26 @@ class GuidedRunnerV1(GPUModelRunner):
         """Call vLLM's method for a batch with suffixes behind the leaders' tokens.
 
         num_scheduled_tokens: [batch]. The first part of the result is the rows that get logits:
-        [batch + suffixes].
+        [rows of the batch + suffixes].
         """
         step, batch = StepGuidance.of(scheduler_output), self.input_batch
         for place in self._probes.blind_places(step, batch.req_ids) if step is not None else ():
             batch.token_ids_cpu[place, batch.num_computed_tokens_cpu[place]] = ANY_TOKEN
-        suffixes = self._suffix_stager.stage(step, batch.req_ids, self.device)
-        self.guidance.suffixes = suffixes
-        if step is None or suffixes is None:
+        if step is None or not step.suffixes:
             stock: tuple[torch.Tensor, SpecDecodeMetadata | None, int] = super()._prepare_inputs(
                 scheduler_output, num_scheduled_tokens
             )
             return stock
+        first_row = first_rows(batch.req_ids, scheduler_output.scheduled_spec_decode_tokens)
+        suffixes = self._suffix_stager.stage(step, batch.req_ids, first_row, self.device)
+        self.guidance.suffixes = suffixes
         for leader, tokens in step.suffixes:
             place = batch.req_id_to_index[leader]
             end = batch.num_computed_tokens_cpu[place] + num_scheduled_tokens[place]
             batch.token_ids_cpu[place, end - len(tokens) : end] = tokens
             batch.is_token_ids[place, end - len(tokens) : end] = True
-        last, metadata, most = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        return suffixes.rows(last), metadata, most
+        indices, metadata, most = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        return suffixes.rows(indices), metadata, most
 
     @override
     def _prepare_input_ids(
@@ -154,6 +155,18 @@ class GuidedRunnerV1(GPUModelRunner):
         super()._prepare_input_ids(
             scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens
         )
+
+    @override
+    def _set_active_loras(
+        self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any
+    ) -> None:
+        """Call vLLM's method, with the adapters of suffixes' rows behind those of the batch.
+
+        prompt_lora_mapping: the adapter of each row that gets logits.
+        """
+        if self.guidance.suffixes is not None:
+            prompt_lora_mapping = self.guidance.suffixes.adapters(prompt_lora_mapping)
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     def _compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[rows, hidden size] -> [rows, vocabulary], or without the followers' rows.
@@ -183,10 +196,11 @@ class GuidedRunnerV1(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, device: torch.device, head: Head | None
     ) -> Rows | None:
         names, step = self.input_batch.req_ids, StepGuidance.of(scheduler_output)
-        first_row = first_rows(names, scheduler_output.scheduled_spec_decode_tokens)
         suffixes = self.guidance.suffixes
-        if suffixes is not None:
-            names, first_row = suffixes.all_names(names), suffixes.first_row(first_row)
+        if suffixes is None:
+            first_row = first_rows(names, scheduler_output.scheduled_spec_decode_tokens)
+        else:
+            names, first_row = suffixes.all_names(names), suffixes.first_row
         return self._stager.stage(
             step.joint if step is not None else (),
             names,
@@ -232,9 +246,11 @@ class GuidedRunnerV1(GPUModelRunner):
             logits, guidance.stream_logits, guidance.strengths = blended(
                 state.logits, guidance.rows
             )
+            states = state.sample_hidden_states
             if guidance.suffixes is not None:  # their rows are behind those of the batch
-                logits = logits[: self.input_batch.num_reqs]
-            self.execute_model_state = state._replace(logits=logits)
+                own = guidance.suffixes.num_rows
+                logits, states = logits[:own], states[:own]
+            self.execute_model_state = state._replace(logits=logits, sample_hidden_states=states)
             if guidance.strengths is not None:
                 self._discard(self._probes.dropped(guidance.step, names, guidance.strengths))
 

@@ -96,13 +96,15 @@ class GuidedRunnerV2(GPUModelRunner):
             scheduler_output, batch_req_state, *args, **kwargs
         )
         guidance = self.guidance
-        suffixes = self._suffix_stager.stage(guidance.step, batch.req_ids, self.device)
-        guidance.suffixes = suffixes
-        if guidance.step is not None and suffixes is not None:
+        if guidance.step is not None and guidance.step.suffixes:
+            suffixes = self._suffix_stager.stage(
+                guidance.step, batch.req_ids, batch.cu_num_logits_np, self.device
+            )
+            guidance.suffixes = suffixes
             self._write_suffixes(guidance.step, suffixes, batch)
             rows = suffixes.rows(batch.logits_indices)
-            batch.logits_indices = rows[: batch.num_reqs]
-            guidance.suffix_rows = rows[batch.num_reqs :]
+            batch.logits_indices = rows[: suffixes.num_rows]
+            guidance.suffix_rows = rows[suffixes.num_rows :]
         return batch
 
     def _write_suffixes(self, step: StepGuidance, suffixes: SuffixRows, batch: InputBatch) -> None:
@@ -125,6 +127,18 @@ class GuidedRunnerV2(GPUModelRunner):
             slots = to_device(batch.idx_mapping_np[decoding], np.int64, self.device)
             newest = self.req_states.last_sampled_tokens.view(-1)[slots]
             batch.input_ids[to_device(before, np.int64, self.device)] = newest.to(torch.int32)
+
+    @override
+    def _set_active_loras(
+        self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any
+    ) -> None:
+        """Call vLLM's method, with the adapters of suffixes' rows behind those of the batch.
+
+        prompt_lora_mapping: the adapter of each row that gets logits.
+        """
+        if self.guidance.suffixes is not None:
+            prompt_lora_mapping = self.guidance.suffixes.adapters(prompt_lora_mapping)
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +185,7 @@ class GuidedRunnerV2(GPUModelRunner):
         names, first_row = batch.req_ids, batch.cu_num_logits_np
         suffixes = self.guidance.suffixes
         if suffixes is not None:
-            names, first_row = suffixes.all_names(names), suffixes.first_row(first_row)
+            names, first_row = suffixes.all_names(names), suffixes.first_row
         return self._stager.stage(
             step.joint,
             names,

@@ -213,3 +213,16 @@ def speaks_like(persona: str) -> Checker:
     """At least one mark of the voice, as a whole word."""
     marks = re.compile(rf"(?<!\w)(?:{VOICES[persona]})(?!\w)", re.IGNORECASE)
     return Checker(lambda text: marks.search(text) is not None, may_be_cut=True)
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+def last_number(value: int) -> Checker:
+    """The last number of the answer is `value`. Commas between thousands do not matter."""
+
+    def test(text: str) -> bool:
+        found = re.findall(r"-?\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", text))
+        return bool(found) and float(found[-1]) == value
+
+    return Checker(test, may_be_cut=False)

@@ -4,8 +4,9 @@ the fluency of the answers, for each setting.
     python -m benchmarks.instructions.frontier --answers ANSWERS.jsonl --out RESULT.json
     python -m benchmarks.plots.frontier RESULT.json PLOT.svg
 
-All prompts of `benchmarks.instructions`, greedy. A setting is the guidance fields of a request.
-Fluency is the perplexity of the unguided model, its 90th percentile over answers, once after the
+All prompts of `benchmarks.instructions`, greedy, or those of `--questions arithmetic`. A setting is
+the guidance fields of a request. `guided` is the share of tokens that a gate leaves guided. Fluency
+is the perplexity of the unguided model, its 90th percentile over answers, once after the
 conditional prompt, which finds obeying an odd instruction odd, and once after the same question
 without the instruction (`neutral`). `*` marks the settings that no other one beats in both the
 share and the first perplexity.
@@ -37,6 +38,7 @@ from .prompts import Prompt
 Fields = dict[str, Any]
 Point = dict[str, Any]
 
+QUESTIONS = {"instructions": prompts.prompts, "arithmetic": prompts.arithmetic}
 SCALES = (1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 LIMITS: tuple[Fields, ...] = (
     {},
@@ -72,6 +74,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--settings", help="JSON: a list of guidance fields, in place of the grid")
+    options.add_argument("--questions", choices=list(QUESTIONS), default="instructions")
     options.add_argument("--prompts", type=int, help="all if left out")
     options.add_argument("--minutes", type=float, help="begin no further setting after so many")
     options.add_argument("--model", type=Path, default=CHAT)
@@ -88,7 +91,7 @@ class Frontier:
         self._args = args
         self._dtype = model_dtype(str(args.model))
         self._tokenizer = AutoTokenizer.from_pretrained(str(args.model))
-        self._prompts = prompts.prompts(args.prompts)
+        self._prompts = QUESTIONS[args.questions](args.prompts)
         self._kept = _read(args.answers)
         self._engine: Any = None
         self._scorer: Scorer | None = None
@@ -117,6 +120,8 @@ class Frontier:
 
     def _key(self, setting: Fields) -> str:
         run = [self._args.model.name, self._dtype, len(self._prompts)]
+        if self._args.questions != "instructions":  # as files of before have it
+            run.append(self._args.questions)
         return json.dumps([*run, setting], sort_keys=True)
 
     def _keep(self, key: str) -> None:
@@ -137,17 +142,20 @@ class Frontier:
             SamplingParams(
                 temperature=0.0,
                 max_tokens=prompts.MAX_TOKENS,
-                extra_args={**setting, "negative_prompt_token_ids": ids} if setting else None,
+                extra_args=_with_negative(setting, ids),
             )
             for ids in neutral
         ]
         inputs = [{"prompt_token_ids": ids} for ids in asked]
+        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
+        before = scheduler.guidance_stats()
         texts, tokens, ended = [], [], []
         for output in self._engine.generate(inputs, params, use_tqdm=False):
             choice = output.outputs[0]
             ended.append(choice.finish_reason == "stop")
             texts.append(choice.text)
             tokens.append(list(choice.token_ids)[: -1 if ended[-1] else None])
+        share = _share_guided(before, scheduler.guidance_stats())
         losses = self._scorer.losses(list(zip(asked, tokens, strict=True)))
         neutral_losses = self._scorer.losses(list(zip(neutral, tokens, strict=True)))
         return [
@@ -158,11 +166,25 @@ class Frontier:
                 "loss": loss,
                 "neutral_loss": after_neutral,
                 "repetition": repetition(ids),
+                "guided": share,
             }
             for text, end, ids, loss, after_neutral in zip(
                 texts, ended, tokens, losses, neutral_losses, strict=True
             )
         ]
+
+
+def _with_negative(setting: Fields, negative: Sequence[int]) -> Fields | None:
+    """A setting as a request has it. One with a suffix needs no other negative."""
+    if not setting or "negative_suffix" in setting:
+        return setting or None
+    return {**setting, "negative_prompt_token_ids": negative}
+
+
+def _share_guided(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    """Of the tokens of a setting, those that were guided."""
+    tokens, closed = (after[n] - before[n] for n in ("guided_tokens", "gate_closed_tokens"))
+    return 1 - closed / tokens if tokens else 0.0
 
 
 def _read(path: Path | None) -> dict[str, list[dict[str, Any]]]:
@@ -192,6 +214,7 @@ def point(setting: Fields, answers: Sequence[Mapping[str, Any]], asked: Sequence
         **_perplexity("neutral", [answer["neutral_loss"] for answer in answers]),
         "repetition": sum(repeated) / len(repeated),
         "tokens": sum(answer["tokens"] for answer in answers) / len(answers),
+        "guided": answers[0].get("guided"),  # files of before do not have it
     }
 
 
@@ -226,6 +249,8 @@ def name_of(setting: Fields) -> str:
         if isinstance(value, dict):  # a rule
             numbers = [f"{name} {number:g}" for name, number in value.items() if name != "name"]
             words.append(" ".join([value["name"], *numbers]))
+        elif isinstance(value, str):
+            words.append(f"{field} {value!r}")
         else:
             words.append(f"{field.removeprefix('guidance_')} {value:g}")
     return ", ".join(words) or "no guidance"
@@ -233,13 +258,14 @@ def name_of(setting: Fields) -> str:
 
 def table(points: Sequence[Point]) -> str:
     lines = [
-        "| setting | obeyed | 95% | ppl 50 | ppl 90 | neutral 90 | repeated | tokens | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| setting | obeyed | 95% | guided | ppl 50 | ppl 90 | neutral 90 | repeated | tokens | |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for p in points:
         low, high = p["interval"]
+        guided = "-" if p["guided"] is None else f"{p['guided']:.0%}"
         lines.append(
-            f"| {name_of(p['setting'])} | {p['share']:.1%} | {low:.1%} to {high:.1%} |"
+            f"| {name_of(p['setting'])} | {p['share']:.1%} | {low:.1%} to {high:.1%} | {guided} |"
             f" {p['perplexity_median']:.2f} | {p['perplexity_p90']:.2f} | {p['neutral_p90']:.2f} |"
             f" {p['repetition']:.1%} | {p['tokens']:.0f} | {'*' if p['best'] else ''} |"
         )

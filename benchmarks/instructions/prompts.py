@@ -7,9 +7,11 @@ has `NEGATIVE` there, and the same question.
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import add, mul, sub
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,22 @@ def prompts(most: int | None = None) -> list[Prompt]:
         Prompt(name, row["family"], row["instruction"], row["question"], _checker(row))
         for name, row in named_rows(DATA)
     ][:most]
+
+
+def arithmetic(most: int | None = None) -> list[Prompt]:
+    """60 sums, differences and products of small numbers, as a child would be asked.
+
+    Instead of an instruction, the conditional conversation has `NEGATIVE`.
+    """
+    rng, found = random.Random(5), []
+    for sign, compute, largest in (("+", add, 60), ("-", sub, 60), ("x", mul, 13)):
+        pairs = [(a, b) for a in range(2, largest) for b in range(2, a)]
+        for a, b in rng.sample(pairs, 20):
+            question = f"What is {a} {sign} {b}? End with the number."
+            check = checkers.last_number(compute(a, b))
+            name = f"arithmetic/{len(found)}"
+            found.append(Prompt(name, "arithmetic", NEGATIVE, question, check))
+    return found[:most]
 
 
 def named_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -127,6 +127,31 @@ def test_closed_gates_save_the_suffix_and_change_nothing(engine: Engine) -> None
     check_saving(engine)
 
 
+@pytest.mark.survey
+def test_500_sampled_texts_are_the_same_whether_or_not_gates_save(engine: Engine) -> None:
+    """Each with a prompt, a suffix, a threshold, a scale and a seed of its own."""
+    rng = random.Random(9)
+    prompts, params = [], []
+    for seed in range(500):
+        fields = {
+            "guidance_scale": rng.choice((1.5, 3.0)),
+            "negative_suffix_token_ids": list(random_ids(rng, rng.randint(1, 40))),
+            "guidance_min_entropy": rng.choice((*THRESHOLDS, 2.0, 3.0)),
+        }
+        prompts.append(random_ids(rng, rng.randint(1, 70)))
+        params.append(plain(temperature=1.0, seed=seed, max_tokens=20, extra_args=fields))
+    engine.scheduler._probes.cost = FixedCost()
+    before = engine.stats()
+    found = tokens(engine.generate(prompts, params))
+    assert counts(engine, before, SAVING)[0] > 1000
+    engine.scheduler._probes.saves = False
+    try:
+        want = tokens(engine.generate(prompts, params))
+    finally:
+        engine.scheduler._probes.saves = True
+    assert differences(found, want) == []
+
+
 def test_a_gate_that_never_opens_needs_the_suffix_once(engine: Engine, llama: Oracle) -> None:
     fields = {"guidance_scale": 3.0, "negative_suffix_token_ids": [5] * 30}
     params = plain(extra_args={**fields, "guidance_min_entropy": NEVER_OPEN}, max_tokens=9)

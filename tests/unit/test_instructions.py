@@ -246,3 +246,28 @@ def test_another_request_has_another_key():
     }
     assert len(keys) == 5
     assert request.key("a") == replace(request).key("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("42", True),
+        ("17 + 25 = 42.", True),
+        ("It is 1,042", False),
+        ("42 or 43", False),
+        ("", False),
+    ],
+)
+def test_the_last_number_of_an_answer_counts(text: str, right: bool) -> None:
+    assert checkers.last_number(42)(text, True) is right
+    assert not checkers.last_number(42)(text, False)
+
+
+def test_sums_have_one_right_answer_each() -> None:
+    asked = prompts.arithmetic()
+    assert len({one.question for one in asked}) == len(asked) == 60
+    assert asked[0].checker("The answer is 1,000.", True) is False
+    for one in asked:
+        a, sign, b = one.question.split("?")[0].split()[2:]
+        value = {"+": int(a) + int(b), "-": int(a) - int(b), "x": int(a) * int(b)}[sign]
+        assert one.checker(f"It is {value}", True), one.question

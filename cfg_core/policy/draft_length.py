@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DRAFT_COST = 0.2
-"""Cost of drafting and verifying one more draft, in steps without drafts.
+"""Cost of drafting and verifying one more draft, in steps without drafts, while none is measured.
 
 At this cost, no draft is worth making if the acceptance rate is below 0.2.
 """
@@ -54,12 +54,10 @@ def never_pays(most: int, cost: float) -> bool:
 class DraftLength:
     """One sequence's estimate of the acceptance rate, and its next number of drafts.
 
-    cost: cost of one more draft, in steps without drafts. 0 never backs off.
     accepted, tried: weighted counts of accepted drafts, and of drafts up to the first wrong one.
     without: number of steps without drafts in a row.
     """
 
-    cost: float = DRAFT_COST
     accepted: float = PRIOR * PRIOR_WEIGHT
     tried: float = PRIOR_WEIGHT
     without: int = 0
@@ -78,14 +76,15 @@ class DraftLength:
             self.accepted = self.accepted * MEMORY + accepted
             self.tried = self.tried * MEMORY + min(accepted + 1, drafted)
 
-    def next(self, most: int) -> int:
+    def next(self, most: int, cost: float = DRAFT_COST) -> int:
         """Return how many drafts the next step should verify, at most `most`.
 
         Call it once per step.
+        cost: that of one more draft, in steps without drafts. 0 never backs off.
         """
-        if never_pays(most, self.cost):
+        if never_pays(most, cost):
             return 0
-        length = best_length(self.rate, most, self.cost)
+        length = best_length(self.rate, most, cost)
         self.without = 0 if length else self.without + 1
         if self.without < PROBE_EVERY:
             return length

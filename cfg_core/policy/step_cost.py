@@ -6,7 +6,7 @@ takes. The slope is found by least squares over the last steps (weighted: recent
 
 from __future__ import annotations
 
-from collections import deque
+from cfg_core.policy.step_times import StepTimes
 
 MEMORY = 0.98
 """Earlier steps are multiplied by this with each further one, so some fifty count."""
@@ -14,35 +14,25 @@ MEMORY = 0.98
 UNKNOWN = 0.01
 """The cost of one more token, in steps, where all recent steps had equally many."""
 
-IN_FLIGHT = 8
-"""The most steps that run at a time. Those that never end are forgotten behind so many others."""
-
 LONGEST = 4.0
 """A step counts as at most so many times the mean: another program may have had the machine."""
 
 
 class StepCost:
-    """Times of the steps of one engine, and what they say of one more token.
-
-    Steps end in the order in which they were begun. A step may be begun while others run: it takes
-    from the end of the one before.
-    """
+    """Times of the steps of one engine (see StepTimes), and what they say of one more token."""
 
     def __init__(self) -> None:
-        self._begun: deque[tuple[object, int, float]] = deque(maxlen=IN_FLIGHT)
-        self._ended = 0.0
+        self._times: StepTimes[int] = StepTimes()
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
 
     def begin(self, step: object, tokens: int, now: float) -> None:
         """Note that a step was scheduled that only decodes, and computes so many tokens."""
-        self._begun.append((step, tokens, now))
+        self._times.begin(step, tokens, now)
 
     def end(self, step: object, now: float) -> None:
         """Note that a step has ended, whether or not it was noted when it began."""
-        if self._begun and self._begun[0][0] is step:
-            _, tokens, begun = self._begun.popleft()
-            self._observe(tokens, now - max(begun, self._ended))
-        self._ended = now
+        if (ended := self._times.end(step, now)) is not None:
+            self._observe(*ended)
 
     def _observe(self, tokens: int, seconds: float) -> None:
         if self._weight:

@@ -16,7 +16,6 @@ from cfg_core.grammars.trials import GrammarLimits
 from cfg_core.keys import check_keys
 from cfg_core.logits_processors import config as processor_config
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
-from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.policy.pool import KV_SPLITS
 from cfg_core.vllm_plugin import drafters
 from cfg_core.vllm_plugin.versions.tested import TESTED, check_version
@@ -43,12 +42,14 @@ def kv_split_of(config: VllmConfig) -> str:
     return check_kv_split(ours(config).get("kv_split", KV_SPLITS[0]))
 
 
-def draft_cost_of(config: VllmConfig) -> float:
+def draft_cost_of(config: VllmConfig) -> float | None:
     """The cost of one more draft, in steps without drafts, from `additional_config`.
 
-    See `cfg_core.policy.draft_length`. Raises CompatibilityError for a bad value.
+    None: it is to be measured (`cfg_core.policy.draft_cost`). Raises CompatibilityError for a bad
+    value.
     """
-    return check_draft_cost(ours(config).get("draft_cost", DRAFT_COST))
+    value = ours(config).get("draft_cost")
+    return None if value is None else check_draft_cost(value)
 
 
 def check_draft_cost(value: object) -> float:

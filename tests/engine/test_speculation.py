@@ -18,6 +18,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cfg_core.policy.draft_cost import LEAST
+from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.reference import next_log_probs
 from tests.engine.engines import ROOMY, Engine, differences, guided, plain, tokens
 from tests.engine.formulas import MEDIAN_ENTROPY
@@ -45,14 +47,18 @@ FORMULAS: list[dict[str, Any]] = [
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0)
 
 
-def drafting(target: Path, draft: Path, **options: Any) -> Engine:
+def drafting(
+    target: Path, draft: Path, draft_cost: float | None = DRAFT_COST, **options: Any
+) -> Engine:
+    """An engine. draft_cost: constant, so that the drafts do not depend on the time of steps."""
     speculation = {
         "method": "draft_model",
         "model": str(draft),
         "num_speculative_tokens": DRAFTS,
         "draft_sample_method": "probabilistic",
     }
-    return Engine(target, speculative_config=speculation, **{**ROOMY, **options})
+    options = {**ROOMY, **options, "speculative_config": speculation}
+    return Engine(target, draft_cost=draft_cost, **options)
 
 
 @contextmanager
@@ -262,13 +268,16 @@ def place(
 
 
 @pytest.fixture(scope="module")
-def hopeless(
-    model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    """The drafter is another random model."""
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another random model."""
     folder = tmp_path_factory.mktemp("other")
     make_model("llama", seed=9).save_pretrained(folder)
-    engine = drafting(model_folder("llama"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hopeless(model_folder: Callable[[str], Path], other: Path) -> Iterator[Engine]:
+    engine = drafting(model_folder("llama"), other)
     yield engine
     engine.close()
 
@@ -296,6 +305,31 @@ def test_drafts_that_never_help_are_given_up(hopeless: Engine, llama: Oracle) ->
         assert longer < 1.5 * short, (
             "texts of 100 tokens must have few more drafts than texts of 24"
         )
+
+
+# --- the cost of drafts
+
+
+@pytest.fixture(scope="module")
+def measuring(model_folder: Callable[[str], Path], other: Path) -> Iterator[Engine]:
+    engine = drafting(model_folder("llama"), other, draft_cost=None)
+    yield engine
+    engine.close()
+
+
+def test_the_cost_of_drafts_is_measured_while_texts_are_made(
+    measuring: Engine, llama: Oracle
+) -> None:
+    """A draft costs a pass of a drafter as large as the target, and a token of the target."""
+    cases = CASES[:8]
+    known = f"draft_cost_milli_from_{2 * len(cases)}"
+    assert known not in measuring.stats()
+    for _ in range(4):
+        params = [guided(case, max_tokens=100) for case in cases]
+        texts = tokens(measuring.generate([case.prompt for case in cases], params))
+        wanted = llama.guided[:8]
+        assert [text[: len(want)] for text, want in zip(texts, wanted, strict=True)] == wanted
+    assert 1000 * LEAST < measuring.stats()[known] < 5000
 
 
 # --- drafts that cannot pay

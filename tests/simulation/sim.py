@@ -33,6 +33,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from cfg_core.policy.draft_cost import DraftCosts
 from cfg_core.policy.groups import FOLLOWER_SUFFIX
 from cfg_core.policy.pool import EVEN
 from cfg_core.vllm_plugin.core import grammar_manager
@@ -47,6 +48,12 @@ from tests.support.fixed_cost import FixedCost
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+
+
+TRIAL_EVERY = 8
+"""Trials of the cost of drafts, in steps: often, as loads are short."""
+TOKEN_SECONDS = 0.05
+"""What one more token costs a step, in steps of none."""
 
 
 class Simulation:
@@ -83,6 +90,9 @@ class Simulation:
                 log_stats=False,
             )
         self.scheduler._probes.cost = FixedCost(token_cost)
+        self.spent = 0.0  # seconds that the steps would have taken: runs must not differ
+        self.scheduler._speculation.costs = DraftCosts(every=TRIAL_EVERY)
+        self.scheduler._speculation.clock = lambda: self.spent
         assert self.scheduler.use_v2_model_runner == path.v2
         self.runner = FakeRunner(self.block_size, path)
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, list[Rejection]]] = deque()
@@ -163,6 +173,7 @@ class Simulation:
             self.check_roles()
             self.check_windows()
             output = self.runner.execute(step)
+            self.spent += 1 + TOKEN_SECONDS * step.total_num_scheduled_tokens
             self.check_computed()
             executed = step.total_num_scheduled_tokens > 0
             self.idle = (

@@ -35,14 +35,14 @@ def test_no_cost_never_backs_off():
 def test_drafts_that_cost_more_than_they_give_are_never_made():
     assert never_pays(4, 0.9)
     assert not never_pays(4, DRAFT_COST)
-    assert sum(run(DraftLength(cost=0.9), 1.0, 4 * PROBE_EVERY)) == 0
+    assert sum(run(DraftLength(), 1.0, 4 * PROBE_EVERY, cost=0.9)) == 0
 
 
-def run(policy, rate, steps, most=4, seed=1):
+def run(policy, rate, steps, most=4, seed=1, cost=DRAFT_COST):
     """The lengths of `steps` steps in which each draft is right with this probability."""
     rng, lengths = random.Random(seed), []
     for _ in range(steps):
-        length = policy.next(most)
+        length = policy.next(most, cost)
         accepted = next((i for i in range(length) if rng.random() >= rate), length)
         policy.observe(length, accepted)
         lengths.append(length)

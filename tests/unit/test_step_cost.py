@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from cfg_core.policy.step_cost import IN_FLIGHT, UNKNOWN, StepCost
+from cfg_core.policy.step_cost import UNKNOWN, StepCost
+from cfg_core.policy.step_times import IN_FLIGHT
 
 
 def measured(times: Iterable[tuple[int, float]]) -> StepCost:
@@ -73,3 +74,13 @@ def test_steps_that_were_not_noted_are_no_steps() -> None:
         if i >= IN_FLIGHT - 1:
             cost.end(i - IN_FLIGHT + 1, 10.5 + i)
     assert cost.of_a_token == pytest.approx(0)
+
+
+def test_a_step_whose_end_is_never_told_hides_no_later_one() -> None:
+    """As when its last group was aborted while it ran."""
+    cost = StepCost()
+    cost.begin("never ends", 10, 0.0)
+    for i in range(100):
+        cost.begin(i, 10 + 10 * (i % 2), 1.0 + i)
+        cost.end(i, 1.5 + i + 0.1 * (i % 2))
+    assert cost.of_a_token == pytest.approx(0.01 / 0.55, rel=0.1)

@@ -262,6 +262,7 @@ class GroupScheduler(Scheduler):
         guidance = StepGuidance.of(scheduler_output)
         strengths = wire.strengths_of(model_runner_output)
         self._probes.hear(scheduler_output, guidance, strengths)
+        self._speculation.end(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)
         self._timelines.forget_ended()

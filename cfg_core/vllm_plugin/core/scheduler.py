@@ -303,12 +303,16 @@ class GuidedScheduler(GroupScheduler):
         the drafter makes all of them, and the groups leave some unused.
         """
         leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
-        most = self._speculation.plan(leaders)
-        if self._steps_alone and all(
+        alone = self._steps_alone and all(
             stream in self._groups for stream in scheduler_output.num_scheduled_tokens
-        ):
+        )
+        is_measured = alone and not self._suffixes
+        most = self._speculation.plan(leaders, scheduler_output, is_measured)
+        if alone:
             drafts = scheduler_output.num_spec_tokens_to_schedule
             scheduler_output.num_spec_tokens_to_schedule = min(drafts, most)
+        if is_measured:
+            self._speculation.begin(scheduler_output)
 
     def _guidance(
         self,

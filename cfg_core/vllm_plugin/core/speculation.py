@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from cfg_core.policy.draft_length import DraftLength, never_pays
+from cfg_core.policy.draft_cost import DraftCosts
+from cfg_core.policy.draft_length import DRAFT_COST, DraftLength, never_pays
 from cfg_core.policy.groups import GroupTable
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 
@@ -18,9 +21,10 @@ class Speculation:
     """Drafts of one engine's groups.
 
     most: maximum number of drafts in a step; 0 without speculation.
-    cost: of one more draft (see `DraftLength`); with 0, groups never back off.
+    cost: of one more draft (see `DraftLength`); with 0, groups never back off. None: it is measured
+        (policy/draft_cost.py).
     may_rest: whether the drafter may skip a step. It may not if the ranks of data parallelism must
-        step together.
+        step together. Then nothing is measured either, as a step takes what the slowest rank takes.
     for_groups: whether groups get drafts. If not, only plain requests do. Groups with a suffix get
         none in any case.
     """
@@ -29,14 +33,18 @@ class Speculation:
         self,
         groups: GroupTable,
         most: int,
-        cost: float,
+        cost: float | None,
         may_rest: bool = True,
         for_groups: bool = True,
     ) -> None:
-        self._groups, self._most, self._cost = groups, most, cost
+        self._groups, self._most = groups, most
         self._for_groups = for_groups
+        measures = cost is None and may_rest and for_groups and most > 0
+        known = DRAFT_COST if cost is None else cost
+        self.costs = DraftCosts(None if measures else known)
+        self.clock = time.monotonic
         self._may_rest = may_rest
-        self._none_ever = not for_groups or never_pays(most, cost)
+        self._none_ever = not for_groups or never_pays(most, known)
         self._lengths: dict[str, DraftLength] = {}
         self._planned: dict[str, int] = {}
         self._counts = {
@@ -51,17 +59,39 @@ class Speculation:
         if guided:
             self._length(request_id).observe(drafted, accepted)
 
-    def plan(self, leaders: Iterable[str]) -> int:
+    def plan(self, leaders: Iterable[str], step: SchedulerOutput, alone: bool) -> int:
         """Decide how many drafts each of these groups verifies next. Returns the largest number.
 
         A drafter that is not for groups need not know that they use none: it makes all drafts.
+
+        alone: whether the drafter will make no more than that, as only groups are in the step, and
+            none that has a suffix.
         """
         if not self._for_groups:
             return self._most
+        rows = len(step.num_scheduled_tokens)
+        played = self.costs.play(rows) if alone and _decodes(step) else None
+        cost = self.costs.of(rows)
         for leader in leaders:
-            length = 0 if self._has_suffix(leader) else self._length(leader).next(self._most)
-            self._planned[leader] = length
+            self._planned[leader] = self._next_length(leader, played, cost)
         return max((self._planned[leader] for leader in leaders), default=0)
+
+    def _next_length(self, leader: str, played: bool | None, cost: float) -> int:
+        if self._has_suffix(leader):
+            return 0
+        if played is not None:
+            return self._most if played else 0
+        return self._length(leader).next(self._most, cost)
+
+    def begin(self, step: SchedulerOutput) -> None:
+        """Note a step that was scheduled, in which only groups without a suffix are."""
+        if _decodes(step):
+            made, rows = step.num_spec_tokens_to_schedule, len(step.num_scheduled_tokens)
+            self.costs.begin(step, rows, made, _drafts(step))
+
+    def end(self, step: SchedulerOutput) -> None:
+        """Note that a step has ended."""
+        self.costs.end(step, self.clock())
 
     def even_out(self, leader: str, members: Sequence[Request], max_model_len: int) -> None:
         """Give all streams of a group the same number of drafts, as they verify the same tokens.
@@ -113,11 +143,18 @@ class Speculation:
         self._planned.pop(leader, None)
 
     def _length(self, leader: str) -> DraftLength:
-        return self._lengths.setdefault(leader, DraftLength(self._cost))
+        return self._lengths.setdefault(leader, DraftLength())
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, such as `guided_drafts_accepted_at_0`."""
-        found = {}
+        """Counters since the start, such as `guided_drafts_accepted_at_0`, and measured costs.
+
+        `draft_cost_milli_from_8` is the cost of one more draft in steps of 8 to 15 rows, in
+        thousandths of a step without drafts.
+        """
+        found = {
+            f"draft_cost_milli_from_{rows}": round(1000 * cost)
+            for rows, cost in self.costs.measured.items()
+        }
         for kind, counts in self._counts.items() if self._most else ():
             found[f"{kind}_draft_steps"] = counts.num_drafts
             found[f"{kind}_drafts"] = counts.num_draft_tokens
@@ -131,3 +168,14 @@ class Speculation:
         """Assert what must hold between steps. For tests."""
         leaders = {group.leader for group in self._groups}
         assert self._lengths.keys() | self._planned.keys() <= leaders
+
+
+def _drafts(step: SchedulerOutput) -> int:
+    """Drafts that a step verifies, of all streams together."""
+    return sum(map(len, step.scheduled_spec_decode_tokens.values()))
+
+
+def _decodes(step: SchedulerOutput) -> bool:
+    """Whether a step computes one token of each stream, and its drafts, and nothing else."""
+    tokens: int = step.total_num_scheduled_tokens
+    return 0 < tokens == len(step.num_scheduled_tokens) + _drafts(step)

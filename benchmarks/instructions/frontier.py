@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..card import card
-from ..llm import CHAT, chat_ids, guided_llm
+from ..llm import CHAT, chat_ids, guided_llm, set_environment
 from ..report import parser
 from . import prompts
 from .__main__ import model_dtype
@@ -62,6 +62,7 @@ def grid() -> list[Fields]:
 
 def main() -> None:
     args = arguments()
+    set_environment()
     settings = json.loads(args.settings) if args.settings else grid()
     bench = Frontier(args)
     points = bench.points(settings)

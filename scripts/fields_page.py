@@ -18,7 +18,6 @@ from typing import Any
 from cfg_core.params.field_table import Schema
 from cfg_core.params.fields import AMBIGUOUS
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
-from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.prefill_only import options
 from cfg_core.vllm_plugin import guided_engine_args
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
@@ -114,7 +113,7 @@ def refused() -> str:
 def guided_options() -> str:
     """The arguments of `guided_engine_args`, with what its docstring says of each."""
     described = described_arguments(inspect.getdoc(guided_engine_args) or "")
-    used = {"draft_cost": f"`{DRAFT_COST}`", "max_followers": f"`{USUAL_MAX_FOLLOWERS}`"}
+    used = {"draft_cost": "measured", "max_followers": f"`{USUAL_MAX_FOLLOWERS}`"}
     rows = []
     for name, parameter in inspect.signature(guided_engine_args).parameters.items():
         value = parameter.default

@@ -2,6 +2,7 @@
 
     python -m benchmarks.texts.speculation acceptance     drafts accepted, by scale
     python -m benchmarks.texts.speculation speed [big|embedded]      output tokens/s
+    python -m benchmarks.texts.speculation costs [big|embedded]      the same, by what a draft costs
 
 `acceptance`: the embedded pair of models, same prompts and engine; and the target drafting for
 itself, which must be kept whole. Nothing backs off (`draft_cost=0`).
@@ -10,6 +11,9 @@ itself, which must be kept whole. Nothing backs off (`draft_cost=0`).
 in which all layers but the first add nothing to the residual stream, and a drafter that is its
 first layer: they agree *by construction*, while the target's forward costs what 336 million
 parameters cost. `embedded` is the pair as it is.
+
+`costs`: guided texts with a constant `draft_cost` and with the measured one, which is known before
+the turns begin.
 
 Prints a card, a table, and one line of JSON.
 """
@@ -29,6 +33,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from cfg_core.policy.draft_length import DRAFT_COST
 from models.training.measure import TOPIC_NAMES, negative_ids, prompt_ids
 
 from ..llm import STORIES, guidance, guided_llm
@@ -226,6 +231,43 @@ def speed(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
         return rows
 
 
+def costs(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        target, draft = (STORIES, DRAFT) if args.model == "embedded" else big_pair(Path(folder))
+        without, measuring = engine(target, None), engine(target, draft)
+        constant = engine(target, draft, draft_cost=DRAFT_COST)
+    rows = []
+    report.head(
+        "batch", "no drafts", f"cost {DRAFT_COST:g}", "measured", "of", ": none", ": const."
+    )
+    for batch in BATCHES:
+        load: dict[str, Any] = {"temperature": 0.0, "number": batch, "length": args.tokens}
+        cost = known_cost(measuring, 2 * batch, scale=args.scale, **load)
+        engines = {"no drafts": without, "constant": constant, "measured": measuring}
+        ways = {name: partial(rate, llm, scale=args.scale, **load) for name, llm in engines.items()}
+        turns = take_turns(ways, args.turns)
+        ratios = {to: turns.ratio("measured", to) for to in ("no drafts", "constant")}
+        row = turns.medians()
+        rows.append({"batch": batch, **row, "cost": cost, "ratios": ratios, "turns": turns.took})
+        none, const, measured = (f"{value:.1f}" for value in row.values())
+        told = (f"{value:.2f}" for value in (cost, *ratios.values()))
+        report.row(batch, none, const, measured, *told)
+    return rows
+
+
+def known_cost(llm: Any, streams: int, **load: Any) -> float:
+    """What a draft costs in steps of so many streams, after as many texts as it takes to know it.
+
+    Raises RuntimeError if it does not become known.
+    """
+    name = f"draft_cost_milli_from_{1 << streams.bit_length() - 1}"
+    for _ in range(60):
+        rate(llm, **load)
+        if name in stats(llm):
+            return stats(llm)[name] / 1000
+    raise RuntimeError(f"the cost of a draft at {streams} streams is not known after 60 loads")
+
+
 def rate(llm: Any, **load: Any) -> float:
     """Output tokens/s."""
     prompts, params = stories(llm, **load)
@@ -246,7 +288,8 @@ def hf_rate(model: Any, llm: Any, **load: Any) -> float:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("part", choices=("acceptance", "speed"), nargs="?", default="acceptance")
+    parts = {"acceptance": acceptance, "speed": speed, "costs": costs}
+    options.add_argument("part", choices=tuple(parts), nargs="?", default="acceptance")
     options.add_argument("model", choices=("big", "embedded"), nargs="?", default="embedded")
     options.add_argument(
         "--stories", type=int, default=60, help="texts of 80 tokens for each share of drafts kept"
@@ -261,7 +304,7 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=3)
     args = options.parse_args()
     report = Report(f"speculation {args.part}", args)
-    report.end(rows={"acceptance": acceptance, "speed": speed}[args.part](args, report))
+    report.end(rows=parts[args.part](args, report))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ EVERY = 32 * len(TRIAL)
 FIRST_EVERY = 32
 """The same until there are ENOUGH trials of this size, so that the constant does not count long."""
 
-ENOUGH = 3
+ENOUGH = 5
 """With fewer trials, nothing is known of a size."""
 
 KEPT = 15

@@ -41,7 +41,8 @@ def guided_engine_args(
         `{"factory": that, **options}`.
     draft_cost: under speculation, the cost of one more draft, in steps without drafts. Groups whose
         drafts are accepted too rarely to be worth that cost get fewer drafts, down to none. With 0,
-        speculation never backs off. Default: `cfg_core.policy.draft_length.DRAFT_COST`.
+        speculation never backs off. Default: measured while the engine runs, and
+        `cfg_core.policy.draft_length.DRAFT_COST` where it is not (docs/speculation.md).
     grammars: limits on the trials of grammars: fields of `cfg_core.grammars.trials.GrammarLimits`.
         Default: the defaults of this class.
     allow_untested_vllm: accept a vLLM version that was not tested, if it has all names and

@@ -82,7 +82,8 @@ class GeneratorArgs(YamlArgs):
     draft_cost: float | None = Field(default=None, ge=0)
     """For speculative decoding (`engine.speculative_config`): the cost of one more draft token,
     where the cost of a step without drafts is 1. A guided request whose drafts are accepted too
-    rarely to be worth this cost gets fewer drafts. 0 turns this reduction off. Default: 0.2.
+    rarely to be worth this cost gets fewer drafts. 0 turns this reduction off. Default: measured
+    while the engine runs, and 0.2 where it is not.
     """
 
     max_followers: int | None = Field(default=None, ge=1)

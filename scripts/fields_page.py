@@ -22,8 +22,8 @@ from cfg_core.policy.draft_length import DRAFT_COST
 from cfg_core.prefill_only import options
 from cfg_core.vllm_plugin import guided_engine_args
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
-from deployments.ingress.openapi import REPORT
-from deployments.requests.schemas import ENCODE, ENCODE_PATHS, GUIDANCE, SERVER
+from deployments.ingress.openapi.document import REPORT
+from deployments.ingress.openapi.schemas import ENCODE, ENCODE_PATHS, GUIDANCE, SERVER
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REQUESTS, ENGINE = DOCS / "request-fields.md", DOCS / "engine-options.md"

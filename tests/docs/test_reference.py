@@ -17,7 +17,7 @@ from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.vllm_plugin import guided_engine_args
 from deployments.config.base import YamlArgs
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
-from deployments.requests.schemas import ENCODE, SERVER
+from deployments.ingress.openapi.schemas import ENCODE, SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

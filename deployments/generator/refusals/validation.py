@@ -19,8 +19,8 @@ from pydantic_core import SchemaValidator
 from vllm.exceptions import VLLMClientError
 
 from cfg_core.errors import RequestError
-from deployments.generator.engine_errors import WRONG_SHAPE, unnamed
-from deployments.requests.faults import Fault, fault_of, fault_of_item
+from deployments.generator.refusals.engine_errors import WRONG_SHAPE, unnamed
+from deployments.generator.refusals.faults import Fault, fault_of, fault_of_item
 
 LONG_VALUES = 1000
 """A body of more objects, lists and other values is validated in a thread."""

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse, RedirectResponse, Response
 from cfg_core.errors import NotFoundError
 from deployments.ingress.app import app
 
-FOLDER = Path(__file__).parent / "playground"
+FOLDER = Path(__file__).parents[1] / "playground"
 PAGES = {"": "index.html", "chat": "chat.html", "encoders": "encoders.html"}
 """The file of each page, by the end of its path after /playground/."""
 

@@ -10,8 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from cfg_core.params.field_table import Schema
-from deployments.ingress.openapi_tags import DESCRIBED, tags_of
-from deployments.requests.answer_schemas import (
+from deployments.ingress.openapi.answer_schemas import (
     ENCODED,
     EVENT,
     EVENTS,
@@ -20,8 +19,7 @@ from deployments.requests.answer_schemas import (
     OWN,
     array,
 )
-from deployments.requests.endpoints import BODY_FIELDS, Endpoint
-from deployments.requests.schemas import (
+from deployments.ingress.openapi.schemas import (
     ENCODE,
     ENCODE_EXAMPLES,
     ENCODE_PATHS,
@@ -29,6 +27,8 @@ from deployments.requests.schemas import (
     GUIDANCE,
     SERVER,
 )
+from deployments.ingress.openapi.tags import DESCRIBED, tags_of
+from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 GENERATED: dict[str, Endpoint] = {
     "/v1/completions": "completion",

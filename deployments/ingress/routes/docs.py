@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse, Response
 
 from cfg_core.errors import NotFoundError
 from deployments.ingress.app import Routes, app
-from deployments.ingress.openapi import document
+from deployments.ingress.openapi.document import document
 
 STATIC = "entrypoints/serve/instrumentator/static"
 """Where vLLM's package has the files of Swagger UI."""

@@ -22,10 +22,10 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from cfg_core.errors import CfgServeError, EngineDeadError, RequestError
 from cfg_core.vllm_plugin.frontend.admission import AdmissionError
+from deployments.generator.refusals.faults import reason_of
+from deployments.generator.refusals.field_names import inner_field, named
 from deployments.http.errors import error_of
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.faults import reason_of
-from deployments.requests.field_names import inner_field, named
 
 logger = logging.getLogger("ray.serve")
 

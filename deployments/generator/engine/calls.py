@@ -23,9 +23,9 @@ from cfg_core.vllm_plugin import versions
 from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import FrontendPace
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens, token_strengths
+from deployments.generator.engine.running_request import Choice, RunningRequest, current_request
+from deployments.generator.engine.stream_spans import ChoiceSpans
 from deployments.generator.moving.replays import Replay
-from deployments.generator.running_request import Choice, RunningRequest, current_request
-from deployments.generator.stream_spans import ChoiceSpans
 
 MEDIA_LOST = (
     "The engine does not have an image, audio or video of the request any more: send the request"

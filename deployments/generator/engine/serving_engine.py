@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM, with what every request of a replica passes, whatever its endpoint.
 
 Grammars are tried before vLLM reads them (grammar_gate.py), what a request has in the engine
-process is counted and bounded (engine_calls.py), streams come in chunks (answers/chunks.py), and a
+process is counted and bounded (calls.py), streams come in chunks (answers/chunks.py), and a
 request that failed in the engine gets the reason.
 """
 
@@ -24,10 +24,10 @@ from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 from cfg_core.errors import REQUEST_FAULT
 from cfg_core.vllm_plugin.pace import FrontendPace
 from deployments.generator.answers.chunks import ChunkSpacing
-from deployments.generator.engine_calls import EngineCalls
-from deployments.generator.engine_errors import client_error
+from deployments.generator.engine.calls import EngineCalls
+from deployments.generator.engine.running_request import current_request
 from deployments.generator.grammar_gate import GrammarGate
-from deployments.generator.running_request import current_request
+from deployments.generator.refusals.engine_errors import client_error
 
 
 class GeneratorEngine(AsyncLLM):  # type: ignore[misc] # vLLM is not typed

@@ -177,7 +177,7 @@ USES: tuple[PrivateUse, ...] = (
     ),
     _use(
         target="vllm.v1.engine.async_llm:AsyncLLM.__class__",
-        by=f"{_GENERATOR}.engine:GeneratorEngine.adopt",
+        by=f"{_GENERATOR}.engine.serving_engine:GeneratorEngine.adopt",
         process=RAY_LLM,
         reason="What every request passes is the same as in a replica of ours.",
         upstream="Ray Serve LLM makes the engine in the middle of a method",

@@ -59,4 +59,4 @@ def test_at_least_seventy_are_equal() -> None:
 def test_the_page_is_up_to_date() -> None:
     page = importlib.import_module("models_page")
     text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.page(), "run python scripts/models_page.py"
+    assert text == page.page(), "run make pages"

@@ -49,7 +49,7 @@ def test_a_row_that_does_not_fit_is_found(target, adds, problem):
 
 def test_the_page_shows_the_tables():
     page = importlib.import_module("patches")
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python scripts/patches.py"
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run make pages"
 
 
 # --- nothing is replaced that is not in a table ---------------------------------------------------

@@ -49,7 +49,7 @@ def sections() -> Iterator[tuple[str, list[str]]]:
 def test_the_pages_are_up_to_date(page: str) -> None:
     script = importlib.import_module("fields_page")
     text = (DOCS / page).read_text(encoding="utf-8")
-    assert text == script.page(DOCS / page, text), "run python scripts/fields_page.py"
+    assert text == script.page(DOCS / page, text), "run make pages"
 
 
 def test_every_request_field_is_on_the_page() -> None:

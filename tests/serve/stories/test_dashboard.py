@@ -54,7 +54,7 @@ def exists(name: str) -> bool:
 
 def test_the_dashboard_is_what_its_script_writes() -> None:
     text = grafana_dashboard.FILE.read_text(encoding="utf-8")
-    assert text == grafana_dashboard.text(), "run python scripts/grafana_dashboard.py"
+    assert text == grafana_dashboard.text(), "run make pages"
 
 
 def test_panels_do_not_overlap_and_fill_the_width() -> None:

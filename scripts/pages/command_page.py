@@ -1,6 +1,4 @@
-"""Write the tables of docs/command.md from the command itself.
-
-    python scripts/command_page.py
+"""The tables of docs/command.md, made from the command itself.
 
 The text around the tables is in docs/command.md. There, each table stands between two comments.
 """
@@ -14,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from page_tables import table as markdown_table
+from page_tables import with_blocks
 
 from cfg_core.prefill_only.__main__ import parser
 from cfg_serve.cli import app
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "command.md"
-HEAD = ["| option | default | meaning |", "|---|---|---|"]
+Row = tuple[str, str, str]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command.md"
+HEAD = ("option", "default", "meaning")
 WITHOUT_OPTIONS = ("bench",)
 OF_THE_MACHINE = ("--threads",)
 """Options whose default depends on the machine."""
@@ -34,10 +36,10 @@ def commands() -> dict[str, Any]:
 def table(name: str) -> str:
     """The options of a subcommand, as Markdown."""
     rows = _of_parser() if name == "embed" else _of_click(commands()[name])
-    return "\n".join([*HEAD, *rows])
+    return markdown_table(HEAD, rows)
 
 
-def _of_click(command: Any) -> Iterator[str]:
+def _of_click(command: Any) -> Iterator[Row]:
     for parameter in command.params:
         names = ", ".join(f"`{name}`" for name in _names(parameter))
         variable = f" Environment: `{parameter.envvar}`." if parameter.envvar else ""
@@ -61,7 +63,7 @@ def _shown(value: object) -> str:
     return "" if value in (None, (), "") else f"`{value}`"
 
 
-def _of_parser() -> Iterator[str]:
+def _of_parser() -> Iterator[Row]:
     """The options of `embed`, which has a parser of its own."""
     groups = [x for x in parser()._actions if isinstance(x, argparse._SubParsersAction)]
     for action in groups[0].choices["embed"]._actions:
@@ -78,22 +80,11 @@ def _sentence(text: str) -> str:
     return text if text.startswith(("auto", ".")) else text[:1].upper() + text[1:]
 
 
-def _row(names: str, default: str, meaning: str) -> str:
+def _row(names: str, default: str, meaning: str) -> Row:
     end = "" if not meaning or meaning.endswith(".") else "."
-    return f"| {names} | {default} | {meaning}{end} |".replace("MODEL|FILE", "MODEL\\|FILE")
+    return names.replace("|", "\\|"), default, f"{meaning}{end}"
 
 
 def page(text: str) -> str:
     """The page with all tables up to date, made from its present `text`."""
-    for name in commands():
-        if name in WITHOUT_OPTIONS:
-            continue
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert mark.search(text), f"docs/command.md has no table for {name}"
-        made = table(name)
-        text = mark.sub(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)  # type: ignore[misc]
-    return text
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return with_blocks(text, {n: table(n) for n in commands() if n not in WITHOUT_OPTIONS})

@@ -1,7 +1,7 @@
 """Record the answers that the playground shows before anybody generated: recorded.json.
 
     make serve                                   in another terminal
-    python scripts/record_example.py [URL]
+    python scripts/pictures/record_example.py [URL]
 
 The real page chooses its first example and generates. What is recorded are the requests that it
 sent, and what the server answered. tests/chat/test_playground_first_view.py says when that is
@@ -23,7 +23,7 @@ from playwright.sync_api import Page, Response, expect
 
 Json: TypeAlias = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deployments/ingress/playground/recorded.json"
 ALTERNATIVES = 6
 """Likely tokens that are kept of each distribution. A table shows four of each of three."""

@@ -1,6 +1,4 @@
-"""Write the tables of docs/configuration.md from the classes that read the YAML.
-
-    python scripts/config_page.py
+"""The tables of docs/configuration.md, made from the classes that read the YAML.
 
 The text around the tables is in docs/configuration.md itself. There, each table stands between two
 comments. What a key means is the text below it in its class.
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
@@ -18,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from page_tables import table as markdown_table
+from page_tables import with_blocks
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -32,7 +31,7 @@ from deployments.config.http import HttpArgs
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 MODELS: tuple[type[YamlArgs], ...] = (
     *(AppArgs, ModelArgs, FallbackArgs, EncoderArgs, AdmissionArgs, AccessArgs, KeyArgs, HttpArgs),
     TracingArgs,
@@ -70,12 +69,10 @@ def meanings_of(section: type) -> Mapping[str, str]:
 def table(section: type) -> str:
     """The keys of one section, as Markdown."""
     meanings = meanings_of(section)
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    rows += [
-        f"| `{name}` | {_default(field)} | {meanings[name]} |"
-        for name, field in fields_of(section).items()
-    ]
-    return "\n".join(rows)
+    rows = (
+        (f"`{name}`", _default(field), meanings[name]) for name, field in fields_of(section).items()
+    )
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def _default(field: FieldInfo) -> str:
@@ -94,17 +91,4 @@ def _default(field: FieldInfo) -> str:
 
 def page(text: str) -> str:
     """The page with all tables up to date, made from its present `text`."""
-    for name, section in SECTIONS.items():
-        text = with_table(text, name, section)
-    return text
-
-
-def with_table(text: str, name: str, section: type) -> str:
-    """Return `text` with the table of one section up to date."""
-    mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    assert mark.search(text), f"docs/configuration.md has no table for {name}"
-    return mark.sub(lambda m: f"{m[1]}{table(section)}\n{m[2]}", text)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return with_blocks(text, {name: table(section) for name, section in SECTIONS.items()})

@@ -1,19 +1,18 @@
-"""Write docs/patches.md from the tables of patches and of uses of private names.
-
-python scripts/patches.py
-"""
+"""The page docs/patches.md, made from the tables of patches and of uses of private names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from page_tables import table
+
 from cfg_core.patching import Row
 from cfg_core.prefill_only import private_uses
 from cfg_core.vllm_plugin import vllm_patches
 from deployments import serve_patches
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "patches.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "patches.md"
 
 HEAD = """# What is changed inside other packages
 cfg-serve runs on stock vLLM. vLLM lets its users name a scheduler and a worker class, and subclass
@@ -24,7 +23,7 @@ The test of a row fails when the change no longer works. The last column says wh
 installed package as long as the change is needed: a function makes or calls something by its name,
 so another cannot be chosen, or a test passes. tests/contract/test_still_needed.py fails when that
 is no longer so, and then the row may go. For some rows there is no way to notice. This page is
-written by `python scripts/patches.py`.
+written by `make pages`.
 """
 PATCHES = "They replace an attribute of a class or module, for all of the process."
 USES = "Our code changes one object that it holds. Other objects of the class stay as they are."
@@ -43,15 +42,12 @@ def page() -> str:
     )
 
 
-def as_markdown(table: Iterable[Row]) -> str:
+def as_markdown(changes: Iterable[Row]) -> str:
     """A table, in which the target of a row has a dot for the colon."""
-    lines = ["| changed | in | why | upstream | test | needed while |", "|---|---|---|---|---|---|"]
-    for row in table:
-        needed = row.needed_while.replace(":", ".") if " calls " in row.needed_while else ""
-        cells = [row.target.replace(":", "."), row.process, row.reason, row.upstream, row.test]
-        lines.append("| " + " | ".join([*cells, needed or row.needed_while]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    cells = []
+    for row in changes:
+        calls = " calls " in row.needed_while
+        needed = row.needed_while.replace(":", ".") if calls else row.needed_while
+        target = row.target.replace(":", ".")
+        cells.append((target, row.process, row.reason, row.upstream, row.test, needed))
+    return table(("changed", "in", "why", "upstream", "test", "needed while"), cells) + "\n"

@@ -1,8 +1,7 @@
-"""Write the Grafana dashboard, deploy/grafana/cfg-serve.json.
+"""The Grafana dashboard, deploy/grafana/cfg-serve.json.
 
-    python scripts/grafana_dashboard.py
-
-dashboard_panels.py has the panels. `$instance` and the datasource are variables of the dashboard.
+request_panels.py and engine_panels.py have the panels. `$instance` and the datasource are variables
+of the dashboard.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dashboard_panels import ROWS, Panel
+import engine_panels
+import request_panels
+from dashboard_queries import Panel
 
-FILE = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "cfg-serve.json"
+FILE = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "cfg-serve.json"
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 24, 7, 4
@@ -23,7 +24,7 @@ def dashboard() -> dict[str, Any]:
     """The dashboard, as Grafana reads it."""
     panels: list[dict[str, Any]] = []
     top = 0
-    for title, row in ROWS.items():
+    for title, row in (request_panels.ROWS | engine_panels.ROWS).items():
         panels.append(
             {
                 "id": len(panels) + 1,
@@ -52,7 +53,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "cfg-serve",
         "title": "cfg-serve",
-        "description": "Classifier-free guidance serving. Written by scripts/grafana_dashboard.py.",
+        "description": "Classifier-free guidance serving. Written by make pages.",
         "tags": ["cfg-serve", "vllm"],
         "schemaVersion": 39,
         "version": 1,
@@ -158,7 +159,3 @@ def _instance() -> dict[str, Any]:
 def text() -> str:
     """The file's text."""
     return json.dumps(dashboard(), indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Draw the pictures of docs/playground.md: the real playground of a running server.
 
     make serve                                   in another terminal
-    python scripts/playground_pictures.py [URL]
+    python scripts/pictures/playground.py [URL]
 
 They are docs/playground.png, its dark twin and playground.gif. The recording chooses an example,
 generates, and walks over tokens with the arrow keys. It shows the page as it is; only the waiting
@@ -20,7 +20,7 @@ from chromium import chromium
 from PIL import Image
 from playwright.sync_api import Page
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SIZE = (1200, 900)
 FRAME_MS, LAST_MS = 140, 3000
 COLOURS = 128

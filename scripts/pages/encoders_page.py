@@ -1,6 +1,6 @@
 """Measure every family of encoders against transformers, and write docs/encoders.md.
 
-    python scripts/encoders_page.py
+    python scripts/pages/encoders_page.py
 
 It takes about a minute on one core.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from cfg_core.prefill_only import Engine  # noqa: E402
@@ -38,8 +38,8 @@ texts of 1 to 100 tokens are computed in float32, in one packed run, and by tran
 padding and eager attention. "Cosine" is the least between two vectors of tokens, "difference" the
 largest between two components (vectors have a length of about 8), "alone" the largest difference
 of a text's mean vector between this batch and a batch of its own. Measured: {date}, by
-`python scripts/encoders_page.py`. `tests/encoders` compares poolings, classifiers and rerankers,
-too, and what sentence-transformers saves.
+`python scripts/pages/encoders_page.py`. `tests/encoders` compares poolings, classifiers and
+rerankers, too, and what sentence-transformers saves.
 
 "Runs": the model's attention cannot be replaced, so its own forward computes the texts of one
 length at a time. That is exact and without padding, but slower where lengths differ much.

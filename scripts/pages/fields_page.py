@@ -1,6 +1,4 @@
-"""Write the tables of docs/request-fields.md and docs/engine-options.md from the code.
-
-    python scripts/fields_page.py
+"""The tables of docs/request-fields.md and docs/engine-options.md, made from the code.
 
 The text around the tables is in the pages. There, each table stands between two comments.
 """
@@ -15,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from page_tables import table, with_blocks
+
 from cfg_core.params.field_table import Schema
 from cfg_core.params.fields import AMBIGUOUS
 from cfg_core.params.follower import USUAL_MAX_FOLLOWERS
@@ -25,16 +25,11 @@ from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
 from deployments.ingress.openapi.document import REPORT
 from deployments.ingress.openapi.schemas import ENCODE, ENCODE_PATHS, GUIDANCE, SERVER
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 REQUESTS, ENGINE = DOCS / "request-fields.md", DOCS / "engine-options.md"
 
 
 # ---- tables --------------------------------------------------------------------------------------
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join(lines + [f"| {' | '.join(cells)} |" for cells in rows])
 
 
 def of_schemas(fields: Mapping[str, Schema], required: Iterable[str] = ()) -> str:
@@ -185,14 +180,4 @@ TABLES: dict[Path, dict[str, Callable[[], Any]]] = {
 
 def page(path: Path, text: str) -> str:
     """A page with all tables up to date, made from its present `text`."""
-    for name, made in TABLES[path].items():
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert mark.search(text), f"{path.name} has no table {name}"
-        content = made()
-        text = mark.sub(lambda m, content=content: f"{m[1]}{content}\n{m[2]}", text)  # type: ignore[misc]
-    return text
-
-
-if __name__ == "__main__":
-    for path in TABLES:
-        path.write_text(page(path, path.read_text(encoding="utf-8")), encoding="utf-8")
+    return with_blocks(text, {name: made() for name, made in TABLES[path].items()})

@@ -1,13 +1,10 @@
-"""Write docs/models.md from the table of architectures and what was measured of them.
+"""The page docs/models.md, made from the table of architectures and what was measured of them.
 
-    python scripts/models_page.py
-
-`python -m tools.architectures` measures. This script needs neither vLLM nor a model.
+`python -m tools.architectures` measures. This module needs neither vLLM nor a model.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +12,10 @@ from typing import Any
 
 from page_tables import table as markdown_table
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tools.architectures import results, table
+from tools.architectures.rows import HF, Row
 
-from tools.architectures import results, table  # noqa: E402
-from tools.architectures.rows import HF, Row  # noqa: E402
-
-PAGE = ROOT / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 HEAD = """# Models
 Guidance works on the tokens' log-probabilities, so it does not depend on the architecture of a
@@ -47,9 +41,8 @@ say what is right:
 
 "Preempted" is how often a group was preempted. It is 0 where one block holds a whole text, which is
 so for recurrent states. "Head" is where groups are blended: before the model's head if it is
-affine, which is tried at start, else after it. This page is written by
-`python scripts/models_page.py`. `python -m tools.architectures --all` measures again, in
-half an hour.
+affine, which is tried at start, else after it. This page is written by `make pages`.
+`python -m tools.architectures --all` measures again, in half an hour.
 """
 
 FORMATS = """## Formats
@@ -150,7 +143,3 @@ def error(result: dict[str, Any]) -> str:
     text = str(result.get("error", "; ".join(result.get("problems", ()))))
     short = text if len(text) <= 150 else f"{text[:147]}..."
     return short.replace("|", "/").replace("`", "'")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

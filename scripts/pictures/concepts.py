@@ -1,7 +1,7 @@
 """Draw the pictures of docs/concepts.md.
 
-    python scripts/concept_pictures.py FOLDER            draws them from docs/concepts/moon.json
-    python scripts/concept_pictures.py --measure         makes that file from the chat model
+    python scripts/pictures/concepts.py FOLDER            draws them from docs/concepts/moon.json
+    python scripts/pictures/concepts.py --measure         makes that file from the chat model
 
 Each picture has a light ground of its own, so that it can be read on a light and on a dark page.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ROOT / "docs" / "concepts" / "moon.json"
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 

@@ -1,22 +1,26 @@
 """Write every page, or part of one, that comes from the code, and the files of deploy/.
 
-make pages          or: python scripts/pages.py
+make pages          # or: python scripts/pages/write.py
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import command_page
-import config_page
-import fields_page
-import grafana_dashboard
-import kuberay
-import metrics_page
-import models_page
-import patches
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT), str(ROOT / "scripts")]
+
+import command_page  # noqa: E402
+import config_page  # noqa: E402
+import fields_page  # noqa: E402
+import grafana_dashboard  # noqa: E402
+import kuberay  # noqa: E402
+import metrics_page  # noqa: E402
+import models_page  # noqa: E402
+import patches  # noqa: E402
 
 WRITTEN: dict[Path, Callable[[str], str]] = {
     command_page.PAGE: command_page.page,

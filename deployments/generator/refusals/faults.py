@@ -9,20 +9,25 @@ Pure. Imports neither vllm nor ray.
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
-import typing_extensions
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from deployments.generator.refusals.annotations import (
+    TAGS,
+    fields_of,
+    is_record,
+    is_union,
+    item_type,
+    json_type_of,
+    members_of,
+    tags_of,
+    unwrapped,
+)
 from deployments.requests.body import json_type
-
-TAGS = ("type", "role")
-"""The fields that say which member of a union an object is."""
 
 FILLED = ("annotations", "id", "status")
 """Fields that vLLM adds where a client leaves them out, so they are not what was missed."""
@@ -31,26 +36,6 @@ MAX_ITEMS = 1000
 """Items of one list that are looked at."""
 
 Path: TypeAlias = tuple[str | int, ...]
-
-_WRAPPERS = (
-    typing.Required,
-    typing.NotRequired,
-    typing_extensions.Required,
-    typing_extensions.NotRequired,
-)
-_ALIASES = (
-    typing_extensions.TypeAliasType,
-    getattr(typing, "TypeAliasType", typing_extensions.TypeAliasType),
-)
-_LISTS = (list, tuple, set, frozenset, Iterable, Sequence, Iterator)
-_KINDS = {
-    str: "a string",
-    bytes: "a string",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
 
 
 class Fault(NamedTuple):
@@ -83,7 +68,7 @@ def fault_of(
 
     error: what pydantic said of the body, if it was asked: it bounds the search.
     """
-    fields = _fields(model)
+    fields = fields_of(model)
     told = {name: places for name, places in _told(error).items() if name in fields}
     for name, annotation in fields.items():
         if name in body and (name in told or not told):
@@ -100,9 +85,9 @@ def fault_of_item(
 
     places: its index, and those of lists inside of the list.
     """
-    annotation, value = _fields(model)[field], body[field]
+    annotation, value = fields_of(model)[field], body[field]
     for place in places:
-        annotation, value = _item(annotation), value[place]
+        annotation, value = item_type(annotation), value[place]
     return _fault(annotation, value, (field, *places), set())
 
 
@@ -130,22 +115,22 @@ def _fault(
     indexes: the items that are known to have a fault; None if it is not known whether there is one,
         and empty if it is the value itself.
     """
-    annotation = _bare(annotation)
+    annotation = unwrapped(annotation)
     if isinstance(value, BaseModel) or annotation is Any:  # vLLM has read it already
         return None
-    if _is_union(annotation):
-        return _fault_of_union(_members(annotation), value, path, indexes)
+    if is_union(annotation):
+        return _fault_of_union(members_of(annotation), value, path, indexes)
     if get_origin(annotation) is Literal and value not in get_args(annotation):
         return Fault(path, f"must be {_one_of(get_args(annotation))}")
-    if isinstance(value, list) and _kind(annotation) == "a list":
+    if isinstance(value, list) and json_type_of(annotation) == "a list":
         fault = _fault_of_list(annotation, value, path, indexes)
-    elif isinstance(value, dict) and _is_record(annotation):
+    elif isinstance(value, dict) and is_record(annotation):
         fault = _fault_of_record(annotation, value, path)
     elif isinstance(value, dict) and get_origin(annotation) is dict and get_args(annotation):
         each = (_fault(get_args(annotation)[1], one, (*path, name)) for name, one in value.items())
         fault = next(filter(None, each), None)
     else:
-        kinds = _kind(annotation)
+        kinds = json_type_of(annotation)
         if kinds and kinds != json_type(value) and not _accepts(annotation, value):
             return Fault(path, f"must be {kinds}, not {json_type(value)}")
         fault = None
@@ -155,7 +140,7 @@ def _fault(
 def _fault_of_list(
     annotation: Any, value: list[Any], path: Path, indexes: set[int] | None
 ) -> Fault | None:
-    inner = _item(annotation)
+    inner = item_type(annotation)
     places = sorted(indexes) if indexes else range(min(len(value), MAX_ITEMS))
     for place in places:
         if place < len(value):
@@ -166,7 +151,7 @@ def _fault_of_list(
 
 
 def _fault_of_record(record: Any, value: dict[str, Any], path: Path) -> Fault | None:
-    for name, annotation in _fields(record).items():
+    for name, annotation in fields_of(record).items():
         if name in value:
             fault = _fault(annotation, value[name], (*path, name))
             if fault is not None:
@@ -182,23 +167,23 @@ def _fault_of_union(
     A value that is not known to have a fault has none if one member takes it.
     """
     if isinstance(value, dict):
-        records = [member for member in members if _is_record(member)]
+        records = [member for member in members if is_record(member)]
         meant = _meant(records, value, path)
         if isinstance(meant, Fault):
-            others = [member for member in members if not _is_record(member)]
+            others = [member for member in members if not is_record(member)]
             return None if any(_accepts(member, value) for member in others) else meant
         if meant:
             faults = [_fault(member, value, path) for member in meant]
             return None if None in faults and indexes is None else _furthest(faults)
     kind = json_type(value)
     literals = [x for m in members if get_origin(m) is Literal for x in get_args(m)]
-    fitting = [m for m in members if _kind(m) in (kind, "")]
+    fitting = [m for m in members if json_type_of(m) in (kind, "")]
     if not isinstance(value, dict | list) and any(_accepts(m, value) for m in members):
         return None
     if literals and isinstance(value, str) and all(get_origin(m) is Literal for m in fitting):
         return Fault(path, f"must be {_one_of(literals)}")
     if not fitting:
-        kinds = dict.fromkeys(filter(None, map(_kind, members)))
+        kinds = dict.fromkeys(filter(None, map(json_type_of, members)))
         wanted = [kind for kind in kinds if kind != "null"] or ["null"]
         return Fault(path, f"must be {' or '.join(wanted)}, not {json_type(value)}")
     faults = [_fault(member, value, path, indexes) for member in fitting]
@@ -209,14 +194,14 @@ def _meant(records: Sequence[Any], value: dict[str, Any], path: Path) -> list[An
     """The records that an object can mean by its tags, or the fault of its tag."""
     if len(records) < 2:
         return list(records)
-    tags = {tag: [_literals(record).get(tag) for record in records] for tag in TAGS}
+    tags = {tag: [tags_of(record).get(tag) for record in records] for tag in TAGS}
     fits, open_to = [], []
     for place, record in enumerate(records):
         known = {tag: tags[tag][place] for tag in TAGS if tag in value}
         closed = {tag: values for tag, values in known.items() if values is not None}
         if any(value[tag] not in values for tag, values in closed.items()):
             continue
-        has_tag = any(tag in _fields(record) for tag in known)
+        has_tag = any(tag in fields_of(record) for tag in known)
         if closed:
             fits.append(record)
         elif has_tag:
@@ -248,84 +233,12 @@ def _one_of(values: Iterable[object]) -> str:
     return shown[0] if len(shown) == 1 else f"one of {', '.join(shown)}"
 
 
-# --- what annotations say -------------------------------------------------------------------------
-
-
-def _bare(annotation: Any) -> Any:
-    """The type without what only wraps it."""
-    while True:
-        origin = get_origin(annotation)
-        if origin is typing.Annotated or origin in _WRAPPERS:
-            annotation = get_args(annotation)[0]
-        elif isinstance(annotation, _ALIASES):
-            annotation = annotation.__value__
-        else:
-            return annotation
-
-
-def _item(annotation: Any) -> Any:
-    """The type of the items of a list."""
-    return (get_args(_bare(annotation)) or (Any,))[0]
-
-
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def _members(union: Any) -> list[Any]:
-    members: list[Any] = []
-    for member in map(_bare, get_args(union)):
-        members.extend(_members(member) if _is_union(member) else [member])
-    return members
-
-
-def _is_record(annotation: Any) -> bool:
-    """Whether it is a class of objects: a model or a TypedDict."""
-    is_class = isinstance(annotation, type) and get_origin(annotation) is None
-    return is_class and (
-        issubclass(annotation, BaseModel) or typing_extensions.is_typeddict(annotation)
-    )
-
-
-@lru_cache(maxsize=512)
-def _fields(record: Any) -> Mapping[str, Any]:
-    """The annotation of each field of a model or TypedDict, by the name that clients send."""
-    if isinstance(record, type) and issubclass(record, BaseModel):
-        return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
-    return typing_extensions.get_type_hints(record, include_extras=True)
-
-
-@lru_cache(maxsize=512)
-def _literals(record: Any) -> Mapping[str, tuple[Any, ...]]:
-    """The values of each tag of a record that has only certain values."""
-    found = {}
-    for tag in TAGS:
-        bare = _bare(_fields(record).get(tag))
-        members = _members(bare) if _is_union(bare) else [bare]
-        values = [x for m in members if get_origin(m) is Literal for x in get_args(m)]
-        if values and all(get_origin(m) is Literal or m is type(None) for m in members):
-            found[tag] = tuple(values)
-    return found
-
-
-def _kind(annotation: Any) -> str:
-    """The JSON type of its values, in words; empty if it is not known."""
-    origin = get_origin(annotation)
-    if origin is Literal:
-        return _KINDS.get(type(get_args(annotation)[0]), "")
-    if _is_record(annotation) or annotation is dict or origin in (dict, Mapping):
-        return "an object"
-    if annotation in _LISTS or origin in _LISTS:
-        return "a list"
-    return _KINDS.get(annotation, "")
-
-
 # --- what pydantic says ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=512)
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    if _is_record(annotation):
+    if is_record(annotation):
         return TypeAdapter(annotation)
     return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
 

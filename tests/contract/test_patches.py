@@ -1,7 +1,6 @@
 """The tables of changes: each row is correct, and every replacement has a row."""
 
 import dataclasses
-import importlib
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -45,11 +44,6 @@ SCHEDULING = "vllm.v1.core.sched.scheduler"
 def test_a_row_that_does_not_fit_is_found(target, adds, problem):
     row = dataclasses.replace(vllm_patches.PATCHES[0], target=target, adds=adds)
     assert problem in row_uses([row])[0].problem
-
-
-def test_the_page_shows_the_tables():
-    page = importlib.import_module("patches")
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run make pages"
 
 
 # --- nothing is replaced that is not in a table ---------------------------------------------------

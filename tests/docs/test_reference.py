@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from cfg_core.params.fields import AMBIGUOUS, CHAT_FIELDS, FIELDS, SYNONYMS
 from cfg_core.params.follower import KEYS
 from cfg_core.prefill_only.options import EngineOptions
@@ -43,13 +41,6 @@ def sections() -> Iterator[tuple[str, list[str]]]:
     for name, field in args.model_fields.items():
         if dataclasses.is_dataclass(field.annotation):
             yield name, [key.name for key in dataclasses.fields(field.annotation)]
-
-
-@pytest.mark.parametrize("page", [REQUESTS, ENGINE])
-def test_the_pages_are_up_to_date(page: str) -> None:
-    script = importlib.import_module("fields_page")
-    text = (DOCS / page).read_text(encoding="utf-8")
-    assert text == script.page(DOCS / page, text), "run make pages"
 
 
 def test_every_request_field_is_on_the_page() -> None:

@@ -76,7 +76,7 @@ lock: setup  ## compile requirements/*.in into the pinned lists
 
 .PHONY: pages
 pages: setup-dev  ## write the pages that come from the code, and the Grafana dashboard
-	@$(BIN)/python scripts/pages.py
+	@$(BIN)/python scripts/pages/write.py
 
 clean:  ## remove .venv, every cache, and the chat model but for what is in MODEL_CACHE
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -49,99 +49,86 @@ def _options(
     pass
 
 
+# --- options of `serve` ---------------------------------------------------------------------------
+
+What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL|FILE.yaml",
+        help="A model's folder or name on the hub, or a configuration. A model may be left out if"
+        " --encoder names one.",
+    ),
+]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, envvar="PORT", help="Default: 8000.")]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOST",
+        help="Address to listen on. Default: 127.0.0.1, this machine only; 0.0.0.0 lets other"
+        " machines in.",
+    ),
+]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, help="Tensor parallel size: GPUs, or processes on a CPU.")
+]
+Replicas = Annotated[int | None, typer.Option(min=1, help="Engines of the generator. Default: 1.")]
+Encoders = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="A model for embeddings or reranking beside it; may be repeated."
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(help="What clients send as `model`. Default: the last part of MODEL."),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=1, help="Context length. Default: the model's, or what memory allows."),
+]
+KVSplit = Annotated[
+    Literal["elastic", "even"] | None,
+    typer.Option(help="How leaders and followers share the KV cache. Default: elastic."),
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="Type to compute in, such as float32. Default: auto.")
+]
+HAProxy = Annotated[
+    bool, typer.Option(envvar="HAPROXY", help="HAProxy in place of Serve's own proxy.")
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the YAML that would be served, and end.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything that can be known before Ray starts.")
+]
+
+
 @app.command()
 def serve(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL|FILE.yaml",
-            help="A model's folder or name on the hub, or a configuration. A model may be left out"
-            " if --encoder names one.",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, envvar="PORT", help="Default: 8000.")
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOST",
-            help="Address to listen on. Default: 127.0.0.1, this machine only; 0.0.0.0 lets other"
-            " machines in.",
-        ),
-    ] = None,
-    tp: Annotated[
-        int, typer.Option(min=1, help="Tensor parallel size: GPUs, or processes on a CPU.")
-    ] = 1,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Engines of the generator. Default: 1.")
-    ] = None,
-    encoder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A model for embeddings or reranking beside it; may be repeated."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="What clients send as `model`. Default: the last part of MODEL."),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=1, help="Context length. Default: the model's, or what memory allows."),
-    ] = None,
-    kv_split: Annotated[
-        Literal["elastic", "even"] | None,
-        typer.Option(help="How leaders and followers share the KV cache. Default: elastic."),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type to compute in, such as float32. Default: auto.")
-    ] = None,
-    haproxy: Annotated[
-        bool, typer.Option(envvar="HAPROXY", help="HAProxy in place of Serve's own proxy.")
-    ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the YAML that would be served, and end.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check everything that can be known before Ray starts."),
-    ] = False,
+    what: What = None,
+    port: Port = None,
+    host: Host = None,
+    tp: TensorParallel = 1,
+    replicas: Replicas = None,
+    encoder: Encoders = None,
+    name: Name = None,
+    max_model_len: MaxModelLen = None,
+    kv_split: KVSplit = None,
+    dtype: Dtype = None,
+    haproxy: HAProxy = False,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Serve a model, or a YAML file, until Ctrl-C.
 
     For a model, values are chosen that suit it and this machine. --print-config shows them.
     """
-    from cfg_serve import plan as plans
-    from cfg_serve.generate.choices import Wanted
-    from cfg_serve.machine import this_machine
+    from cfg_serve.plan import plan_for
     from cfg_serve.start import server
 
-    if what is not None and plans.is_file(what):
-        plan = plans.for_file(
-            Path(what),
-            host,
-            port,
-            replicas,
-            tp=tp > 1,
-            encoder=encoder,
-            name=name,
-            max_model_len=max_model_len,
-            kv_split=kv_split,
-            dtype=dtype,
-        )
-    else:
-        wanted = Wanted(
-            host=host or "127.0.0.1",
-            port=port or 8000,
-            name=name,
-            tensor_parallel=tp,
-            replicas=replicas or 1,
-            max_model_len=max_model_len,
-            kv_split=kv_split or "elastic",
-            dtype=dtype,
-        )
-        plan = plans.for_model(what, encoder or (), wanted, this_machine())
+    of_a_model = {"name": name, "max_model_len": max_model_len, "dtype": dtype}
+    plan = plan_for(what, host, port, replicas, encoder, tp, kv_split, **of_a_model)
     if print_config:
         print(yaml.safe_dump(plan.config, sort_keys=False), end="")
         return

@@ -9,17 +9,40 @@ from typing import Any
 from cfg_serve.check import yaml_text
 from cfg_serve.check.file import GENERATOR, deployment_of, generators_of, problems_of
 from cfg_serve.errors import CommandError
-from cfg_serve.generate.choices import Wanted, configuration
+from cfg_serve.generate.choices import KVSplit, Wanted, configuration
 from cfg_serve.generate.model_facts import ModelFacts, facts_of
-from cfg_serve.machine import Machine
+from cfg_serve.machine import Machine, this_machine
 from cfg_serve.start.server import Plan
 
 YAML = (".yaml", ".yml")
 
 
-def is_file(what: str) -> bool:
-    """Whether `what` names a YAML file, and not a model."""
-    return what.endswith(YAML) or Path(what).is_file()
+def plan_for(
+    what: str | None,
+    host: str | None,
+    port: int | None,
+    replicas: int | None,
+    encoder: Sequence[str] | None,
+    tp: int,
+    kv_split: KVSplit | None,
+    **others: Any,
+) -> Plan:
+    """What the options of `serve` ask for: a YAML file, or what suits a model.
+
+    others: fields of Wanted. Raises CommandError if it cannot be served.
+    """
+    if what is not None and (what.endswith(YAML) or Path(what).is_file()):
+        only_models = {"tp": tp > 1, "encoder": encoder, "kv_split": kv_split, **others}
+        return for_file(Path(what), host, port, replicas, **only_models)
+    wanted = Wanted(
+        host=host or "127.0.0.1",
+        port=port or 8000,
+        tensor_parallel=tp,
+        replicas=replicas or 1,
+        kv_split=kv_split or "elastic",
+        **others,
+    )
+    return _for_model(what, encoder or (), wanted, this_machine())
 
 
 def for_file(
@@ -69,8 +92,9 @@ def _set_replicas(config: Mapping[str, Any], replicas: int, path: Path) -> None:
         entry["num_replicas"] = replicas
 
 
-def for_model(model: str | None, encoders: Sequence[str], wanted: Wanted, machine: Machine) -> Plan:
-    """What suits the model and the machine. Raises CommandError if it cannot be served."""
+def _for_model(
+    model: str | None, encoders: Sequence[str], wanted: Wanted, machine: Machine
+) -> Plan:
     if model is None and not encoders:
         raise CommandError("name a model, a YAML file, or an encoder with --encoder.")
     facts = None if model is None else _generator(model)

@@ -13,7 +13,7 @@ from cfg_core.patching import Patch, PrivateUse
 
 _GENERATOR = "deployments.generator"
 _NO_HOOK = "no hook for it up to 0.33.0"
-_CALLS = f"{_GENERATOR}.engine_calls:EngineCalls"
+_CALLS = f"{_GENERATOR}.engine.calls:EngineCalls"
 _NEEDED = "tests/contract/test_still_needed.py"
 _SERVING = "vllm.entrypoints.generate.api_router:init_generate_state calls"
 REPLICA, SERVER = "generator replica", "Serve's proxy; with HAProxy the ingress replicas"
@@ -35,7 +35,7 @@ PATCHES: tuple[Patch, ...] = (
     _patch(
         target="vllm.entrypoints.openai.chat_completion.protocol:"
         "ChatCompletionRequest.to_sampling_params",
-        by=f"{_GENERATOR}.request_patches:without_scores",
+        by=f"{_GENERATOR}.engine.request_patches:without_scores",
         reason="Guided chats with `echo` have no log-probabilities of the prompt.",
         upstream="vLLM computes them for each `echo`",
         test="tests/engine/test_incomplete_answers.py",
@@ -44,7 +44,7 @@ PATCHES: tuple[Patch, ...] = (
     _patch(
         target="vllm.entrypoints.anthropic.serving:"
         "AnthropicServingMessages.to_chat_completion_request",
-        by=f"{_GENERATOR}.request_patches:continued",
+        by=f"{_GENERATOR}.engine.request_patches:continued",
         reason="If the last message is the assistant's, the model continues it.",
         upstream="vLLM begins a new turn",
         test="tests/engine/test_incomplete_answers.py",
@@ -53,7 +53,7 @@ PATCHES: tuple[Patch, ...] = (
     *(
         _patch(
             target=target,
-            by=f"{_GENERATOR}.request_patches:of_function",
+            by=f"{_GENERATOR}.engine.request_patches:of_function",
             reason=reason,
             upstream=f"{package} allows any JSON",
             test="tests/contract/test_tool_arguments.py",
@@ -127,7 +127,7 @@ USES: tuple[PrivateUse, ...] = (
     ),
     _use(
         target="vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.beam_search",
-        by=f"{_GENERATOR}.engine_calls:watch_beams",
+        by=f"{_GENERATOR}.engine.calls:watch_beams",
         reason="Each token of a beam is a request of the engine; its prompt is charged once. The "
         "chat class has the same method.",
         needed_while=f"{_SERVING} OpenAIServingCompletion",
@@ -177,7 +177,7 @@ USES: tuple[PrivateUse, ...] = (
     ),
     _use(
         target="vllm.v1.engine.async_llm:AsyncLLM.__class__",
-        by=f"{_GENERATOR}.engine:GeneratorEngine.adopt",
+        by=f"{_GENERATOR}.engine.serving_engine:GeneratorEngine.adopt",
         process=RAY_LLM,
         reason="What every request passes is the same as in a replica of ours.",
         upstream="Ray Serve LLM makes the engine in the middle of a method",
@@ -188,7 +188,7 @@ USES: tuple[PrivateUse, ...] = (
     *(
         _use(
             target=f"vllm.renderers.base:_SwappableExecutor.{attribute}",
-            by=f"{_GENERATOR}.renderer_lanes:use_lanes",
+            by=f"{_GENERATOR}.engine.renderer_lanes:use_lanes",
             reason=reason,
             upstream="vLLM renders in one thread, first come first served",
             needed_while="vllm.renderers.base:BaseRenderer.__init__ calls _SwappableExecutor",

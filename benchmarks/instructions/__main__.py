@@ -260,7 +260,7 @@ def model_dtype(model: str) -> str:
     from vllm.platforms import current_platform
 
     from cfg_core.cpu_features import CPUINFO, read
-    from deployments.generator.cpu_dtype import checkpoint_dtype, with_cpu_dtype
+    from deployments.generator.engine.cpu_dtype import checkpoint_dtype, with_cpu_dtype
 
     engine: dict[str, Any] = {"model": model}
     if current_platform.is_cpu():

@@ -27,7 +27,7 @@ from typing import Any
 
 from deployments.requests.group import GroupRequest
 from deployments.requests.prefix_hashes import CHUNK_TOKENS, Prefix, tokens
-from deployments.routing.placement import Placer
+from deployments.routing.placer import Placer
 from deployments.routing.prefix_index import PrefixIndex
 
 from ..report import Report, parser
@@ -256,7 +256,7 @@ class PrefixOnly(RoundRobin):
 
 
 class Ours(RoundRobin):
-    """deployments/routing/placement.py, as GroupRouter calls it."""
+    """deployments/routing/placer.py, as GroupRouter calls it."""
 
     def __init__(self, workload: Workload, costs: Any = None) -> None:
         super().__init__(workload)

@@ -157,6 +157,7 @@ def merge_rows(
 
 
 if triton is not None:
+    from cfg_core.blend.strength_kernel import log_sum
 
     @triton.jit(do_not_specialize=["num"])
     def merge_kernel(
@@ -189,17 +190,7 @@ if triton is not None:
         """log(sum(exp(row))) of the row that each program is for, in one pass."""
         place = tl.program_id(0)
         start = logits + tl.load(rows + place) * stride
-        top = tl.full((), float("-inf"), tl.float32)
-        total = tl.full((), 0.0, tl.float32)
-        for first in range(0, vocabulary, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            values = tl.load(start + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
-            new_top = tl.maximum(top, tl.max(values, 0))
-            # Without a value yet, the differences below would be NaN.
-            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-            total = total * tl.exp(top - anchor) + tl.sum(tl.exp(values - anchor), 0)
-            top = new_top
-        tl.store(normalisers + place, top + tl.log(total))
+        tl.store(normalisers + place, log_sum(start, vocabulary, BLOCK))
 
     @triton.jit
     def log_probabilities(logits, rows, normalisers, groups, stream, group, at, inside, stride):

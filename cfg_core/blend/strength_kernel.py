@@ -108,6 +108,66 @@ if triton is not None:
         return divergence, tl.maximum(squares / total - average * average, 0.0)
 
     @triton.jit
+    def log_sum(start, vocabulary, BLOCK: tl.constexpr):
+        """log(sum(exp(row))) of the row from `start`, in one pass."""
+        top = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        for first in range(0, vocabulary, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            values = tl.load(start + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+            new_top = tl.maximum(top, tl.max(values, 0))
+            # Without a value yet, the differences below would be NaN.
+            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+            total = total * tl.exp(top - anchor) + tl.sum(tl.exp(values - anchor), 0)
+            top = new_top
+        return top + tl.log(total)
+
+    @triton.jit
+    def moments(
+        leader,
+        out,
+        normaliser,
+        vocabulary,
+        LEAST: tl.constexpr,
+        SMALLEST: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        """The leader's entropy, the greatest push, and in its units the mean and mean square."""
+        size = tl.full((), SMALLEST, tl.float32)
+        entropy = tl.full((), 0.0, tl.float32)
+        for first in range(0, vocabulary, BLOCK):
+            own, push = load_row(leader, out, first, normaliser, vocabulary, LEAST, BLOCK)
+            size = tl.maximum(size, tl.max(tl.abs(push), 0))
+            entropy -= tl.sum(tl.exp(own) * own, 0)
+        mean = tl.full((), 0.0, tl.float32)
+        square = tl.full((), 0.0, tl.float32)
+        for first in range(0, vocabulary, BLOCK):
+            own, push = load_row(leader, out, first, normaliser, vocabulary, LEAST, BLOCK)
+            push = push / size
+            mean += tl.sum(tl.exp(own) * push, 0)
+            square += tl.sum(tl.exp(own) * push * push, 0)
+        return entropy, size, mean, square
+
+    @triton.jit
+    def first_guess(kl, size, mean, square, wanted, SMALLEST: tl.constexpr):
+        """Where a parabola through both ends of sqrt(2 KL) is as high as wanted."""
+        slope = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
+        bend = (tl.sqrt(2 * kl) / size - slope) / size
+        tilted = tl.sqrt(tl.maximum(slope * slope + 4 * bend * wanted, 0.0))
+        return tl.minimum(2 * wanted / tl.maximum(slope + tilted, SMALLEST), size)
+
+    @triton.jit
+    def write(leader, out, normaliser, strength, vocabulary, BLOCK: tl.constexpr):
+        """Write what is sampled: the leader's log-probabilities and this part of the push."""
+        for first in range(0, vocabulary, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            inside = at < vocabulary
+            own = tl.load(leader + at, mask=inside, other=0.0).to(tl.float32) - normaliser
+            blend = tl.load(out + at, mask=inside, other=0.0)
+            push = tl.where(own == float("-inf"), 0.0, blend - own)
+            tl.store(out + at, tl.where(strength == 1, blend, own + strength * push), mask=inside)
+
+    @triton.jit
     def weaken_kernel(
         leaders,
         outs,
@@ -129,36 +189,14 @@ if triton is not None:
         leader = leaders + row * stride
         out = outs + tl.load(places + row) * out_stride
         max_kl = tl.load(max_kls + row)
-        top = tl.full((), float("-inf"), tl.float32)
-        total = tl.full((), 0.0, tl.float32)
-        for first in range(0, vocabulary, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            values = tl.load(leader + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
-            new_top = tl.maximum(top, tl.max(values, 0))
-            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-            total = total * tl.exp(top - anchor) + tl.sum(tl.exp(values - anchor), 0)
-            top = new_top
-        normaliser = top + tl.log(total)
-        size = tl.full((), SMALLEST, tl.float32)
-        entropy = tl.full((), 0.0, tl.float32)
-        for first in range(0, vocabulary, BLOCK):
-            own, push = load_row(leader, out, first, normaliser, vocabulary, LEAST, BLOCK)
-            size = tl.maximum(size, tl.max(tl.abs(push), 0))
-            entropy -= tl.sum(tl.exp(own) * own, 0)
-        mean = tl.full((), 0.0, tl.float32)
-        square = tl.full((), 0.0, tl.float32)
-        for first in range(0, vocabulary, BLOCK):
-            own, push = load_row(leader, out, first, normaliser, vocabulary, LEAST, BLOCK)
-            push = push / size
-            mean += tl.sum(tl.exp(own) * push, 0)
-            square += tl.sum(tl.exp(own) * push * push, 0)
+        normaliser = log_sum(leader, vocabulary, BLOCK)
+        entropy, size, mean, square = moments(
+            leader, out, normaliser, vocabulary, LEAST, SMALLEST, BLOCK
+        )
         kl, variance = tilt(leader, out, normaliser, size, mean, size, vocabulary, LEAST, BLOCK)
         binds = kl > max_kl
         wanted = tl.sqrt(2 * max_kl)
-        slope = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
-        bend = (tl.sqrt(2 * kl) / size - slope) / size
-        tilted = tl.sqrt(tl.maximum(slope * slope + 4 * bend * wanted, 0.0))
-        t = tl.minimum(2 * wanted / tl.maximum(slope + tilted, SMALLEST), size)
+        t = first_guess(kl, size, mean, square, wanted, SMALLEST)
         low = tl.full((), 0.0, tl.float32)
         high = size
         step = 0
@@ -179,10 +217,4 @@ if triton is not None:
         strength = tl.where(binds, t / size, 1.0)
         strength = tl.where(entropy < tl.load(min_entropies + row), 0.0, strength)
         tl.store(strengths + row, strength)
-        for first in range(0, vocabulary, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            inside = at < vocabulary
-            own = tl.load(leader + at, mask=inside, other=0.0).to(tl.float32) - normaliser
-            blend = tl.load(out + at, mask=inside, other=0.0)
-            push = tl.where(own == float("-inf"), 0.0, blend - own)
-            tl.store(out + at, tl.where(strength == 1, blend, own + strength * push), mask=inside)
+        write(leader, out, normaliser, strength, vocabulary, BLOCK)

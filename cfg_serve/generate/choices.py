@@ -12,6 +12,7 @@ from cfg_serve.generate.model_facts import ModelFacts
 from cfg_serve.machine import GIB, Machine, gib
 
 Json = dict[str, Any]
+KVSplit = Literal["elastic", "even"]
 
 CPU_SEQS, GPU_SEQS = 64, 256
 """Streams in one step. A guided request is two."""
@@ -36,7 +37,7 @@ class Wanted:
     tensor_parallel: int = 1
     replicas: int = 1
     max_model_len: int | None = None
-    kv_split: Literal["elastic", "even"] = "elastic"
+    kv_split: KVSplit = "elastic"
     dtype: str | None = None
 
 

@@ -16,7 +16,7 @@ class YamlArgs(BaseModel):
 
     An unknown key is an error that names the nearest known one. Errors never show the given value,
     which may be an API key. Pydantic reads that setting from the outermost model, so every section
-    has it. The text below each key is shown in docs/configuration.md (scripts/config_page.py).
+    has it. The text below each key is shown in docs/configuration.md (scripts/pages).
 
     A section may also be a dataclass, whose fields have pydantic's constraints as metadata. It is
     named after its field.

@@ -43,8 +43,8 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 
 from cfg_core.errors import GuidanceError
 from deployments.generator.answers.incomplete import cut_events
-from deployments.generator.engine_errors import checked
-from deployments.generator.validation import parsed
+from deployments.generator.refusals.engine_errors import checked
+from deployments.generator.refusals.validation import parsed
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})

@@ -3,7 +3,7 @@
 vLLM reads some grammars early, in two places. Its request classes parse structural tags while they
 validate a body, and its renderer parses grammars that are sent together with tools. `read_body`
 runs before both. All other grammars, and those that vLLM makes from tools, pass
-`AsyncLLM.add_request`, which calls `admit` (engine.py).
+`AsyncLLM.add_request`, which calls `admit` (engine/serving_engine.py).
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from cfg_core.vllm_plugin import embeddings
 from cfg_core.vllm_plugin.frontend.follower_media import PENDING, PENDING_GUIDANCE
 from cfg_core.vllm_plugin.frontend.follower_prompts import largest
 from deployments.generator import endpoints
-from deployments.generator.engine_errors import checked, own_error
 from deployments.generator.media.in_bodies import check_body
-from deployments.generator.validation import parsed
+from deployments.generator.refusals.engine_errors import checked, own_error
+from deployments.generator.refusals.validation import parsed
 from deployments.messages import GenerateCall
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint, follower_body
 from deployments.requests.guidance_fields import Guidance

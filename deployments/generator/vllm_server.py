@@ -32,12 +32,15 @@ from deployments.generator import endpoints
 from deployments.generator.answers import sse
 from deployments.generator.answers.incomplete import align_with_streams
 from deployments.generator.answers.logprobs import show_stream_logprobs
+from deployments.generator.answers.report import Outcome, guidance_report, note_of
 from deployments.generator.answers.small import SmallAnswers
 from deployments.generator.answers.texts import text_of
-from deployments.generator.cpu_dtype import with_cpu_dtype
-from deployments.generator.engine import GeneratorEngine
-from deployments.generator.engine_calls import watch_beams
-from deployments.generator.engine_errors import naming, own_errors, reading
+from deployments.generator.engine.calls import watch_beams
+from deployments.generator.engine.cpu_dtype import with_cpu_dtype
+from deployments.generator.engine.renderer_lanes import use_lanes
+from deployments.generator.engine.running_request import RunningRequest
+from deployments.generator.engine.serving_engine import GeneratorEngine
+from deployments.generator.engine.stream_spans import TracedRequest
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests, PreparedRequest
 from deployments.generator.http_context import HttpContext
@@ -47,13 +50,10 @@ from deployments.generator.media.turns import take_turns
 from deployments.generator.moving.model_fingerprint import of_engine
 from deployments.generator.moving.recorder import Recorder
 from deployments.generator.moving.replays import Replay
-from deployments.generator.renderer_lanes import use_lanes
-from deployments.generator.running_request import RunningRequest
-from deployments.generator.stream_spans import TracedRequest
+from deployments.generator.refusals.engine_errors import naming, own_errors, reading
 from deployments.messages import OTHER_MODEL, Chunk, GenerateCall, Whole
 from deployments.observability.client_texts import hide_client_texts
 from deployments.observability.spans import TRACE_HEADERS, Span
-from deployments.requests.report import Outcome, guidance_report, note_of
 from deployments.requests.usage import Meter
 
 

@@ -33,7 +33,7 @@ A call that is traced has the `traceparent` of its own span (replica_client/admi
 
 NO_BODY: Mapping[str, Any] = MappingProxyType({})
 
-app = FastAPI(openapi_url=None)  # ingress/docs_routes.py documents the routes
+app = FastAPI(openapi_url=None)  # ingress/routes/docs.py documents the routes
 install(app)
 
 

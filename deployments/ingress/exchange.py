@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -20,13 +18,12 @@ from cfg_core.errors import BodyTimeoutError, BodyTooLargeError, CfgServeError, 
 from deployments.admission.tenants import ANONYMOUS, Tenant
 from deployments.http.errors import http_error
 from deployments.http.open_requests import OpenRequest
-from deployments.ingress.metrics import UNKNOWN
+from deployments.ingress.exchange_record import ExchangeRecord
 from deployments.ingress.policy import Policy
 from deployments.ingress.serve_queue import queue_behind, room
 from deployments.ingress.sites import is_preflight
 from deployments.messages import INTERNAL
-from deployments.observability import spans
-from deployments.observability.spans import TRACE_HEADERS, Span
+from deployments.observability.spans import TRACE_HEADERS
 
 OPEN_PATHS = ("/health", "/ready")
 """Polled by load balancers, without an API key, and however many requests are in progress."""
@@ -56,13 +53,8 @@ CSP, NOTHING_MORE = b"content-security-policy", b"default-src 'none'; frame-ance
 Pages have a policy of their own.
 """
 
-MAX_LOGGED_CHARS = 500
-MAX_LOGGED_PATH_CHARS = 200
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _OWN_HEADERS = (REQUEST_ID, b"x-content-type-options", b"x-frame-options")
-
-logger = logging.getLogger("ray.serve")
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -88,7 +80,6 @@ class Exchange:
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._policy = policy
-        self._now = now
         self._path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
         self._headers = Headers(raw=list(scope["headers"]))
         given = self._headers.get("x-request-id", "")
@@ -102,14 +93,8 @@ class Exchange:
         self._is_shared = False  # whether a web page of another origin may read the answer
         self._body_deadline = 0.0  # by the event loop's clock
         self._queue = queue_behind(send)
-        self._status: int | None = None  # of the answer; None until it begins
         self._state: dict[str, Any] = {}  # of the scope inside
-        self._began_s = now()
-        self._first_byte_s: float | None = None  # since it began
-        self._bytes_in = self._bytes_out = 0
-        self._head = b""  # the first bytes of the body, for log_prompts
-        self._span: Span | None = None  # None if it is not sent anywhere
-        self._not_sampled: dict[str, str] = {}  # headers that say so to other processes
+        self._record = ExchangeRecord(scope, self._path, self._request_id, policy, now)
 
     async def run(self, app: ASGIApp) -> None:
         """Pass the request to `app`, or answer it with an error.
@@ -122,34 +107,31 @@ class Exchange:
                 await self._answer_preflight()
                 return
             self._tenant = self._authenticate()
-            self._begin_span()
+            self._record.tenant = self._tenant
+            if not self._needs_no_key and self._path != METRICS:
+                self._record.begin_span(self._headers)
             self._come_in()
             self._check_declared_size()
             await app(self._scope_inside(), self._receive_counted, self._send_marked)
         except ClientDisconnect:
-            pass  # it left while it sent its body: `_log` has no status then
+            pass  # it left while it sent its body: the record has no status then
         except ClientStalledError as error:
-            self._failed(error)
-            told = {"request_id": self._request_id}
-            logger.warning("request_id=%s %s", self._request_id, error, extra=told)
+            self._record.stalled(error)
         except CfgServeError as error:
-            if self._status is not None:
-                self._failed(error)
+            if self._record.status is not None:
+                self._record.fail(error)
                 raise
             await self._drain(error)
             await self._answer(error)
         except Exception as error:
-            self._failed(error)
-            if self._status is None:
+            self._record.fail(error)
+            if self._record.status is None:
                 await self._answer(EngineError(INTERNAL))
             raise
         finally:
             if self._open_request is not None:
                 self._open_request.end()
-            end_s = self._now() - self._began_s
-            self._log(end_s)
-            self._count(end_s)
-            self._end_span()
+            self._record.end(self._state.get(REFUSED))
 
     # --- the request ------------------------------------------------------------------------------
 
@@ -213,13 +195,13 @@ class Exchange:
     def _scope_inside(self) -> Scope:
         headers = _without(self._scope["headers"], (REQUEST_ID,))
         headers.append((REQUEST_ID, self._request_id.encode()))
-        if self._not_sampled:
+        if not_sampled := self._record.not_sampled:
             headers = _without(headers, tuple(name.encode() for name in TRACE_HEADERS))
-            headers += [(name.encode(), told.encode()) for name, told in self._not_sampled.items()]
+            headers += [(name.encode(), told.encode()) for name, told in not_sampled.items()]
         ours = {"request_id": self._request_id, "tenant": self._tenant, "client": self._client}
         self._state = {**self._scope.get("state", {}), **ours}
-        if self._span is not None:
-            self._state[SPAN] = self._span
+        if self._record.span is not None:
+            self._state[SPAN] = self._record.span
         return {**self._scope, "headers": headers, "state": self._state}
 
     async def _receive_counted(self) -> Message:
@@ -231,12 +213,11 @@ class Exchange:
         if message["type"] == "http.request":
             body = message.get("body", b"")
             self._body_is_whole = not message.get("more_body", False)
-            self._bytes_in += len(body)
-            self._check_size(self._bytes_in)
+            self._record.bytes_in += len(body)
+            self._check_size(self._record.bytes_in)
             if self._open_request is not None:
                 self._open_request.hold(len(body))
-            if self._policy.log_prompts:
-                self._head = (self._head + body)[: 4 * MAX_LOGGED_CHARS]
+            self._record.keep_head(body)
         return message
 
     async def _receive_in_time(self) -> Message:
@@ -275,11 +256,10 @@ class Exchange:
 
     async def _send_marked(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self._first_byte_s = self._now() - self._began_s
+            self._record.begins(message["status"])
             message = {**message, "headers": self._answer_headers(message.get("headers", ()))}
         elif message["type"] == "http.response.body":
-            self._bytes_out += len(message.get("body", b""))
+            self._record.bytes_out += len(message.get("body", b""))
         limit_s = self._policy.open_requests.args.stall_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -309,97 +289,6 @@ class Exchange:
         answer = http_error(error, self._path)
         response = JSONResponse(answer.body, answer.status, answer.headers)
         await response(self._scope, self._receive, self._send_marked)
-
-    # --- the span ---------------------------------------------------------------------------------
-
-    def _begin_span(self) -> None:
-        """Begin the request's span, unless nothing is traced, or for pages and what is polled.
-
-        The client may ask for a trace by its `traceparent`, so this comes after its key is checked.
-        A request that is not sampled has no span here, but other processes learn that it is not.
-        """
-        tracing = spans.current()
-        if tracing is None or self._path == METRICS or self._needs_no_key:
-            return
-        method, metrics = self._scope["method"], self._policy.metrics
-        name = UNKNOWN if metrics is None else metrics.path_of(self._path)
-        about = {
-            "http.request.method": method,
-            "url.path": quoted(self._path),
-            "request_id": self._request_id,
-        }
-        span = tracing.under(self._headers, f"{method} {name}", about)
-        if span.is_recording:
-            self._span = span
-        else:
-            self._not_sampled = span.headers
-
-    def _failed(self, error: Exception) -> None:
-        if self._span is not None:
-            self._span.fail(error)
-
-    def _end_span(self) -> None:
-        if self._span is None:
-            return
-        tenant = self._tenant_name or "-"
-        self._span.set({"tenant": tenant, "bytes_in": self._bytes_in, "bytes_out": self._bytes_out})
-        if self._status is None:
-            self._span.set({"client_left": True})
-        else:
-            self._span.set({"http.response.status_code": self._status})
-            if self._status >= 500:
-                self._span.fail(str(self._status))
-        if self._first_byte_s is not None:
-            self._span.set({"first_byte_ms": 1000 * self._first_byte_s})
-        self._span.end()
-
-    # --- the log ----------------------------------------------------------------------------------
-
-    def _log(self, end_s: float) -> None:
-        """Write one line to the log, and a second one with the start of the body for log_prompts.
-
-        The path is quoted, and a request id is the client's only if it is well-formed, so that a
-        client cannot forge a line. In JSON, the same values are fields.
-        """
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        fields = {
-            "request_id": self._request_id,
-            "tenant": self._tenant_name,
-            "method": self._scope["method"],
-            "path": quoted(self._scope["path"]),
-            "status": self._status,
-            "first_byte_ms": _ms(self._first_byte_s),
-            "end_ms": _ms(end_s),
-            "bytes_in": self._bytes_in,
-            "bytes_out": self._bytes_out,
-        }
-        words = (f"{name}={'-' if value is None else value}" for name, value in fields.items())
-        logger.info(" ".join(words), extra=fields)
-        if self._head:
-            text = self._head.decode("utf-8", "replace")[:MAX_LOGGED_CHARS]
-            told = {"request_id": self._request_id, "body": text}
-            logger.info("request_id=%s log_prompts: body begins %r", *told.values(), extra=told)
-
-    def _count(self, end_s: float) -> None:
-        if self._policy.metrics is not None:
-            refused = self._state.get(REFUSED)
-            self._policy.metrics.answered(
-                self._path, self._status, self._tenant_name, self._first_byte_s, end_s, refused
-            )
-
-    @property
-    def _tenant_name(self) -> str | None:
-        return self._tenant.name if self._tenant is not None else None
-
-
-def quoted(path: str) -> str:
-    """A path as it is told to logs and traces."""
-    return quote(path, errors="replace")[:MAX_LOGGED_PATH_CHARS]
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 1)
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> RawHeaders:

@@ -1,6 +1,6 @@
 """The names, types and meanings of all metrics of /metrics.
 
-docs/operations.md has them as a table (`python scripts/metrics_page.py`). Every series has the
+docs/operations.md has them as a table (`make pages`). Every series has the
 label `ingress` besides. With several generators, what is of one has the label `model`, too.
 """
 

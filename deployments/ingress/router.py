@@ -24,13 +24,13 @@ from deployments.http.recent import Recent
 from deployments.http.text_answers import json_answer
 from deployments.ingress.app import app, forwarded_headers, tenant_of
 from deployments.ingress.bodies import Bodies
-from deployments.ingress.docs_routes import DocsRoutes
-from deployments.ingress.encode_routes import EncodeRoutes
-from deployments.ingress.generate_routes import GenerateRoutes
 from deployments.ingress.metrics import CONTENT_TYPE, Metrics, Reading
-from deployments.ingress.playground_routes import PlaygroundRoutes
 from deployments.ingress.policy import Policy, enforce
-from deployments.ingress.vllm_routes import VllmRoutes
+from deployments.ingress.routes.docs import DocsRoutes
+from deployments.ingress.routes.encode import EncodeRoutes
+from deployments.ingress.routes.generate import GenerateRoutes
+from deployments.ingress.routes.playground import PlaygroundRoutes
+from deployments.ingress.routes.vllm import VllmRoutes
 from deployments.observability import spans
 from deployments.replica_client.encoders import Encoders
 from deployments.replica_client.generators import Generators

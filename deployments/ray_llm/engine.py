@@ -21,7 +21,7 @@ from cfg_core.errors import CfgServeError
 from cfg_core.vllm_plugin import pace, vllm_patches
 from cfg_core.vllm_plugin.config import ADDITIONAL_CONFIG
 from deployments.config.admission import AdmissionArgs
-from deployments.generator.engine import GeneratorEngine
+from deployments.generator.engine.serving_engine import GeneratorEngine
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.ray_cluster import name_cluster
 from deployments.generator.vllm_server import VllmServer

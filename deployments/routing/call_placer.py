@@ -18,7 +18,8 @@ from deployments.requests.group import GroupRequest
 from deployments.routing.dispatches import dispatched
 from deployments.routing.fleets import Fleet, generator_fleet
 from deployments.routing.loads import report_age_s
-from deployments.routing.placement import Costs, Placer
+from deployments.routing.placement import Costs
+from deployments.routing.placer import Placer
 
 R = TypeVar("R", bound=Hashable)
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from deployments.routing.placement import REASONS
+from deployments.routing.placer import REASONS
 
 
 class Dispatch:

@@ -12,7 +12,7 @@ from cfg_core.cpu_features import CPUINFO, has_bfloat16, read
 from tests.serve.playground_steps import answers, choices, generate, streams
 from tools.serving.process import Json, ServeProcess
 
-AGAIN = "make the recording again: scripts/record_example.py"
+AGAIN = "make the recording again: scripts/pictures/record_example.py"
 CLEAR = 12
 """Tokens at the beginning of a greedy answer that other CPUs round to the same ones."""
 SAME_TYPE, OTHER_TYPE = 0.1, 0.5

@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from cfg_core.errors import RequestError
-from deployments.generator.validation import parse
+from deployments.generator.refusals.validation import parse
 
 USER = {"role": "user", "content": "Hi"}
 SECRET = "mauve walrus"

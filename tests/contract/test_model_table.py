@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -54,9 +53,3 @@ def test_at_least_seventy_are_equal() -> None:
     assert len(equal) >= 70
     for kind in ("dense", "moe", "mla", "sliding", "sinks", "recurrent", "hybrid"):
         assert any(kind in row.kinds for row in equal), kind
-
-
-def test_the_page_is_up_to_date() -> None:
-    page = importlib.import_module("models_page")
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.page(), "run python scripts/models_page.py"

@@ -17,7 +17,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.renderers.hf import safe_apply_chat_template
 
-from deployments.generator import replica, validation
+from deployments.generator import replica
+from deployments.generator.refusals import validation
 from deployments.ingress import serve_queue
 from deployments.proxy import http_1_0
 from deployments.requests.template_kwargs import TAKEN

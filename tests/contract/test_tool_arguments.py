@@ -13,7 +13,7 @@ import pytest
 
 from cfg_core.patching import load, stock
 from deployments import serve_patches
-from deployments.generator.request_patches import EMPTY, OBJECT
+from deployments.generator.engine.request_patches import EMPTY, OBJECT
 
 pytest.importorskip("vllm")
 import vllm.entrypoints.openai.chat_completion.protocol as protocol

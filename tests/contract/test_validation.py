@@ -7,9 +7,9 @@ import time
 import pytest
 
 from cfg_core.errors import RequestError
-from deployments.generator import validation
 from deployments.generator.endpoints import SERVED
-from deployments.generator.validation import PART, has_more_values, parse, parsed
+from deployments.generator.refusals import validation
+from deployments.generator.refusals.validation import PART, has_more_values, parse, parsed
 from deployments.requests.endpoints import BODY_FIELDS
 
 USER = {"role": "user", "content": "Hello"}

@@ -9,15 +9,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from cfg_core.params.fields import AMBIGUOUS, CHAT_FIELDS, FIELDS, SYNONYMS
 from cfg_core.params.follower import KEYS
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.vllm_plugin import guided_engine_args
 from deployments.config.base import YamlArgs
 from deployments.config.engine_keys import FRONTEND_KEYS, RESERVED_ENGINE_KEYS
-from deployments.requests.schemas import ENCODE, SERVER
+from deployments.ingress.openapi.schemas import ENCODE, SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -43,13 +41,6 @@ def sections() -> Iterator[tuple[str, list[str]]]:
     for name, field in args.model_fields.items():
         if dataclasses.is_dataclass(field.annotation):
             yield name, [key.name for key in dataclasses.fields(field.annotation)]
-
-
-@pytest.mark.parametrize("page", [REQUESTS, ENGINE])
-def test_the_pages_are_up_to_date(page: str) -> None:
-    script = importlib.import_module("fields_page")
-    text = (DOCS / page).read_text(encoding="utf-8")
-    assert text == script.page(DOCS / page, text), "run python scripts/fields_page.py"
 
 
 def test_every_request_field_is_on_the_page() -> None:

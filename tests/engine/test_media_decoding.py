@@ -138,8 +138,8 @@ def test_frames_take_memory_before_they_are_decoded(
 
 
 def test_films_that_are_too_long(films: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.generator.media import files as media_files
     from deployments.generator.media import videos as media_videos
-    from deployments.requests import media_files
 
     with monkeypatch.context() as patch:
         patch.setattr(media_files, "MAX_VIDEO_FRAMES", FRAMES - 1)

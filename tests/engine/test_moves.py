@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from cfg_core.errors import EngineError
-from deployments.generator.engine_calls import REPLAYED_AT_ONCE
+from deployments.generator.engine.calls import REPLAYED_AT_ONCE
 from deployments.generator.heartbeats import with_heartbeats
 from deployments.messages import Chunk, GenerateCall, Heartbeat
 from deployments.requests.group import group_request

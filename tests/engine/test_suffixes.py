@@ -317,7 +317,7 @@ def test_prompts_of_more_than_tokens_are_refused(engine: Engine, given: dict[str
 
 
 def test_a_suffix_counts_once_as_a_negative_and_for_each_guided_token() -> None:
-    from deployments.generator.running_request import Choice
+    from deployments.generator.engine.running_request import Choice
 
     params = GuidanceParams(scale=2.0, negative_suffix_token_ids=[4, 5, 6])
     guidance = ResolvedGuidance.of(params, (), suffix=TokenIds.of([4, 5, 6]))

@@ -11,9 +11,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from cfg_core.vllm_plugin import wire
 from cfg_core.vllm_plugin.pace import FrontendPace
 from deployments.config.tracing import TracingArgs
-from deployments.generator.engine_calls import EngineCalls
-from deployments.generator.running_request import Choice, RunningRequest
-from deployments.generator.stream_spans import ChoiceSpans, TracedRequest
+from deployments.generator.engine.calls import EngineCalls
+from deployments.generator.engine.running_request import Choice, RunningRequest
+from deployments.generator.engine.stream_spans import ChoiceSpans, TracedRequest
 from deployments.generator.vllm_server import VllmServer
 from deployments.observability import spans
 from deployments.observability.spans import Tracing

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cfg_core.prefill_only.types import Output, SparseVector
-from deployments.requests.answer_schemas import ENCODED
+from deployments.ingress.openapi.answer_schemas import ENCODED
 from deployments.requests.encode import answer_formats, cohere
 from deployments.requests.encode.answer_formats import FLOATS, NumberFormat
 from deployments.requests.encode.scores import Compared

@@ -13,7 +13,7 @@ from deployments.routing.counts import (
     ReportKeys,
     generator_metrics,
 )
-from deployments.routing.placement import Placer
+from deployments.routing.placer import Placer
 
 NAMES = ReportKeys(now=("groups",), totals=("guided_tokens",))
 

@@ -8,7 +8,7 @@ import torch
 from cfg_core.cpu_features import has_bfloat16
 from cfg_core.prefill_only.models import loading
 from cfg_core.prefill_only.options import EngineOptions
-from deployments.generator.cpu_dtype import checkpoint_dtype, with_cpu_dtype
+from deployments.generator.engine.cpu_dtype import checkpoint_dtype, with_cpu_dtype
 
 AVX2 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 f16c\nbugs\t\t: spectre_v1\n"
 AVX512 = AVX2.replace("f16c", "f16c avx512f avx512_vnni")

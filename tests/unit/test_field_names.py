@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from deployments.generator.refusals.field_names import inner_field, named
 from deployments.requests.endpoints import Endpoint
-from deployments.requests.field_names import inner_field, named
 
 ZERO = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
 LOGPROBS = "Requested sample logprobs of 21, which is too many (parameter=logprobs)"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cfg_core.grammars.keywords import UnenforcedKeyword, lost_by_xgrammar, unreadable_patterns
+from cfg_core.grammars.negation import negated
 from cfg_core.grammars.patterns import looks_around, other_than, unreadable, without_lookaheads
-from cfg_core.grammars.rewriting import negated, readable, relaxed, rewritten
+from cfg_core.grammars.rewriting import readable, relaxed, rewritten
 
 TEXT = {"type": "string"}
 

@@ -21,7 +21,7 @@ from deployments.config.access import AccessArgs, digest_of
 from deployments.config.limits import LimitsArgs
 from deployments.config.tracing import TracingArgs
 from deployments.http.errors import http_error
-from deployments.ingress import exchange
+from deployments.ingress import exchange_record
 from deployments.ingress.guard import Guard, install
 from deployments.ingress.metrics import Metrics
 from deployments.ingress.policy import Policy, current_policy, enforce
@@ -399,8 +399,8 @@ def lines(caplog, monkeypatch):
     Serve's logger cannot be used. Once another test has imported Ray, it has filters that import
     Ray again.
     """
-    assert exchange.logger.name == "ray.serve"
-    monkeypatch.setattr(exchange, "logger", logging.getLogger("test_http_guard"))
+    assert exchange_record.logger.name == "ray.serve"
+    monkeypatch.setattr(exchange_record, "logger", logging.getLogger("test_http_guard"))
     caplog.set_level(logging.INFO, logger="test_http_guard")
     return lambda: [
         record.getMessage() for record in caplog.records if record.name == "test_http_guard"

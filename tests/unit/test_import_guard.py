@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,9 @@ def test_all_unit_tests_can_be_imported_without_vllm_and_ray() -> None:
     root = HERE.parents[1]
     names = [path.stem for path in HERE.glob("test_*.py")]
     assert len(names) > 100
-    paths = [str(root / place) for place in (".", "scripts", "scripts/versions")]  # pyproject.toml
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    places = (".", *settings["tool"]["pytest"]["ini_options"]["pythonpath"])
+    paths = [str(root / place) for place in places]
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, *names],
         capture_output=True,

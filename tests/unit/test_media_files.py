@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from deployments.requests.media_files import (
+from deployments.generator.media.files import (
     MAX_JPEG_SCANS,
     MAX_VIDEO_FRAMES,
     MediaFileError,

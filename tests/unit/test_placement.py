@@ -37,13 +37,13 @@ from deployments.routing.placement import (
     MAX_COMPARED,
     TIE,
     Costs,
-    Placer,
     blocks_needed,
     choose,
     lacks,
     load_tokens,
     shortlist,
 )
+from deployments.routing.placer import Placer
 from deployments.routing.prefix_index import PrefixIndex
 
 ROOMY = {"free_blocks": 10_000, "total_blocks": 10_000, "block_size": 16, "max_num_seqs": 256}
@@ -496,7 +496,7 @@ def test_a_list_of_replicas_may_be_older_than_what_is_known():
 
 
 def test_the_memory_of_prefixes_is_bounded_for_all_replicas_together(monkeypatch):
-    monkeypatch.setattr("deployments.routing.placement.MAX_HELD", 40)
+    monkeypatch.setattr("deployments.routing.placer.MAX_HELD", 40)
     placer = placer_of("a", "b")
     placer.report("a", IDLE | {"running": 1}, 1.0)
     for i in range(50):
@@ -563,7 +563,7 @@ def test_a_session_leaves_a_replica_without_blocks_and_a_dead_one():
 
 
 def test_the_table_of_sessions_is_bounded(monkeypatch):
-    monkeypatch.setattr("deployments.routing.placement.MAX_SESSIONS", 3)
+    monkeypatch.setattr("deployments.routing.placer.MAX_SESSIONS", 3)
     placer = placer_of("a", "b")
     for i in range(5):
         send(placer, f"{i}", group(f"{i}", session=f"{i}"), ["a"], 0.0)

@@ -14,6 +14,7 @@ from cfg_core.errors import (
     RequestError,
 )
 from deployments.generator.answers import sse
+from deployments.generator.answers.report import guidance_report, is_empty_without_system
 from deployments.http.errors import http_error
 from deployments.http.text_answers import DONE, error_event, is_last
 from deployments.requests.body import decode_body
@@ -21,7 +22,6 @@ from deployments.requests.demand import demand_of, output_tokens
 from deployments.requests.endpoints import follower_body, with_system
 from deployments.requests.guidance_fields import read_guidance
 from deployments.requests.guidance_streams import check_number
-from deployments.requests.report import guidance_report, is_empty_without_system
 from deployments.requests.streams import streams_of
 from tests.support.bad_bodies import GUIDANCE, NOT_JSON, VALUES
 

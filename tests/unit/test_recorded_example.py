@@ -12,7 +12,7 @@ PLAYGROUND = Path(__file__).parents[2] / "deployments" / "ingress" / "playground
 RECORDED = json.loads((PLAYGROUND / "recorded.json").read_text(encoding="utf-8"))
 PRESETS = (PLAYGROUND / "presets.js").read_text(encoding="utf-8")
 FIRST = PRESETS[PRESETS.index("PRESETS = [") : PRESETS.index("\n  },\n")]
-AGAIN = "make the recording again: scripts/record_example.py"
+AGAIN = "make the recording again: scripts/pictures/record_example.py"
 
 
 def test_it_is_of_the_first_example_as_it_is_now():

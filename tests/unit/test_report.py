@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deployments.generator.answers.report import NOTES, Outcome, note_of
 from deployments.requests.guidance_fields import read_guidance
-from deployments.requests.report import NOTES, Outcome, note_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guidance.md").read_text()
 USER = {"role": "user", "content": "Hi"}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from deployments.ingress.openapi import REPORT, guidance_of
+from deployments.generator.answers.report import guidance_report
+from deployments.ingress.openapi.document import REPORT, guidance_of
+from deployments.ingress.openapi.schemas import ENCODE, ENCODE_EXAMPLES, EXAMPLES, GUIDANCE
 from deployments.requests.encode.capabilities import EncodeEndpoint
 from deployments.requests.encode.readers import READERS, refuse_foreign_fields
 from deployments.requests.guidance_fields import read_guidance
-from deployments.requests.report import guidance_report
-from deployments.requests.schemas import ENCODE, ENCODE_EXAMPLES, EXAMPLES, GUIDANCE
 
 
 class Recorder(Mapping[str, Any]):

@@ -1,169 +1,39 @@
-"""The server under attack, its watchers, and their results before, during and after an attack."""
+"""A server under attack and its watchers: their results before, during and after an attack."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
-from tools.hostile.attempt import ATTACKER, WATCHER, Attack, Attempt, attempt_to
+from tools.hostile.attempt import ATTACKER, Attack, Attempt, attempt_to
+from tools.hostile.server import (
+    KEYS,
+    Peak,
+    Running,
+    bearer,
+    keyed_config,
+    seeing_config,
+    seeing_env,
+)
 from tools.hostile.verdict import BOUNDS, READY, Bounds, Calm, Held, Row, Watched
 from tools.hostile.watchers import WAITING, Seen
-from tools.serving.process import REPOSITORY, ServeProcess, shipped_config
+from tools.hostile.watching import Watching
+from tools.serving.process import ServeProcess, shipped_config
 
 WARM_UP_S, CALM_S = 12.0, 5.0
 CALM_LIMIT_S, REST_LIMIT_S = 60.0, 20.0
-ANSWER_LIMIT_S = 200.0
-"""Time limit of a command to the watchers. They first wait for their open requests."""
-
 CLASSES = {"embedding", "grammar", READY}
 """Classes of watchers' requests besides the questions.
 
 All is calm only after each class got a right answer.
 """
-
-KEYS = {"watcher": "key-of-watchers", "attacker": "key-of-attackers", "limited": "key-with-limits"}
-LIMITED_TOKENS = 3000
-"""Tokens that the key `limited` may use in a minute."""
-
-
-def keyed_config() -> dict[str, Any]:
-    """Return the shipped configuration with three keys.
-
-    One key is for the watchers, one for attackers, and one has a small rate.
-    """
-    config = shipped_config()
-    keys: list[dict[str, Any]] = [
-        {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
-        for name, key in KEYS.items()
-    ]
-    keys[-1]["tokens_per_minute"] = LIMITED_TOKENS
-    config["applications"][0]["args"]["access"] = {"keys": keys}
-    return config
-
-
-STAND_IN = REPOSITORY / "tests" / "support" / "torchvision_stand_in"
-MAX_BODY_BYTES = 160 * 2**20
-"""Bound on bodies of the server whose model reads images."""
-
-
-def seeing_config(folder: str) -> dict[str, Any]:
-    """Return the shipped configuration with a tiny LLaVA, which is made in `folder`.
-
-    Its hosts of images are on this machine, so this address is allowed. Bodies may be large.
-    """
-    build = (
-        "import pathlib, sys; from tests.engine.tiny_vision import build_vision; "
-        "build_vision('llava', pathlib.Path(sys.argv[1]))"
-    )
-    subprocess.run([sys.executable, "-c", build, folder], cwd=REPOSITORY, check=True)
-    config = shipped_config()
-    args = config["applications"][0]["args"]
-    args |= {"model": folder, "served_model_name": "stories"}
-    args["engine"] |= {
-        "allowed_media_domains": ["127.0.0.1"],
-        "limit_mm_per_prompt": {"image": 16},
-    }
-    args["access"] = {"max_body_bytes": MAX_BODY_BYTES}
-    args["limits"] |= {
-        "max_body_bytes_at_once": 3 * MAX_BODY_BYTES,
-        "max_body_bytes_per_client": 2 * MAX_BODY_BYTES,
-    }
-    return config
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {KEYS[name]}"}
-
-
-class Running:
-    """A server that was not started here.
-
-    Its processes are found if it runs on this machine.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def processes(self) -> list[psutil.Process]:
-        """Return the raylet that started the listening proxy, and all its descendants."""
-        port = urlsplit(self.url).port
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                raylet = psutil.Process(connection.pid).parent()
-                return [raylet, *raylet.children(recursive=True)] if raylet else []
-        return []
-
-    def memory_bytes(self) -> int:
-        total = 0
-        for process in self.processes():
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss
-        return total
-
-
-class Watching:
-    """The process of the watchers."""
-
-    def __init__(self, url: str, keyed: bool, sees: bool) -> None:
-        headers = {"X-Forwarded-For": WATCHER, **(bearer("watcher") if keyed else {})}
-        command = [
-            sys.executable,
-            "-m",
-            "tools.hostile.watchers",
-            url,
-            json.dumps(headers),
-            *(["sees"] if sees else []),
-        ]
-        self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._commands, self._answers = self._process.stdin, self._process.stdout
-
-    def tell(self, command: str) -> Any:
-        """Send a command, and return the answer.
-
-        Raises AssertionError if the watchers report an error or have ended.
-        """
-        limit = threading.Timer(ANSWER_LIMIT_S, self._process.kill)
-        limit.start()
-        try:
-            self._commands.write(command + "\n")
-            self._commands.flush()
-            told = json.loads(self._answers.readline() or '{"error": "the watchers ended"}')
-        finally:
-            limit.cancel()
-        assert not (isinstance(told, dict) and "error" in told), f"{command}: {told}"
-        return told
-
-    def collect(self) -> list[Seen]:
-        return [Seen(**seen) for seen in self.tell("collect")]
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._commands.close()
-        self._answers.close()
 
 
 class Stage:
@@ -220,11 +90,7 @@ class Stage:
         if not self._sees:
             return ServeProcess(keyed_config() if self.keyed else shipped_config())
         self._folder = tempfile.TemporaryDirectory(prefix="seeing-")
-        env = {
-            "PYTHONPATH": os.pathsep.join([str(STAND_IN), os.environ.get("PYTHONPATH", "")]),
-            "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(4 * MAX_BODY_BYTES),
-        }
-        return ServeProcess(seeing_config(self._folder.name), env)
+        return ServeProcess(seeing_config(self._folder.name), seeing_env())
 
     @property
     def _watchers(self) -> Watching:
@@ -388,22 +254,3 @@ def settled(seen: list[Seen]) -> list[Seen]:
     """
     last = {(one.name, one.started): one for one in seen}
     return list(last.values())
-
-
-class Peak:
-    """Measures the maximum of the server's memory, until `end` is called."""
-
-    def __init__(self, server: ServeProcess | Running, every_s: float = 4.0) -> None:
-        self._server, self._every_s = server, every_s
-        self._most, self._over = 0, threading.Event()
-        self._thread = threading.Thread(target=self._measure, daemon=True)
-        self._thread.start()
-
-    def _measure(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._most = max(self._most, self._server.memory_bytes())
-
-    def end(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return self._most

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -142,11 +143,7 @@ class ServeProcess:
 
     def memory_bytes(self) -> int:
         """Return the memory of all its processes, with shared pages counted once (PSS)."""
-        total = 0
-        for process in self.processes():
-            with suppress(psutil.Error):
-                total += process.memory_full_info().pss
-        return total
+        return memory_of(self.processes())
 
     def __enter__(self) -> Self:
         """Return when the server is ready."""
@@ -178,6 +175,15 @@ class ServeProcess:
             time.sleep(0.1)
         self._process.wait(timeout=10)
         shutil.rmtree(self._dir, ignore_errors=True)
+
+
+def memory_of(processes: Iterable[psutil.Process]) -> int:
+    """Return the memory of the processes, with shared pages counted once (PSS)."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
 
 
 def token() -> dict[str, str]:

@@ -43,7 +43,7 @@ class V032:
         """Put the reason why a request failed into its last output.
 
         The client of vLLM's own server is told only that there was an error. Our replica reads the
-        reason (deployments/generator/engine_calls.py).
+        reason (deployments/generator/engine/calls.py).
         """
         output.stop_reason = reason
 

@@ -8,6 +8,7 @@ each stream stand there, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,59 +20,69 @@ from cfg_core.vllm_plugin.frontend.logprobs import GuidedLogprob, Ranking
 def show_stream_logprobs(state: State) -> None:
     """Make vLLM's serving classes add what `guidance_logprobs` asked for to their own logprobs."""
     completion, chat = state.openai_serving_completion, state.openai_serving_chat
-    completion_logprobs, chat_logprobs = (
-        completion._create_completion_logprobs,
-        chat._create_chat_logprobs,
+    completion._create_completion_logprobs = _with(
+        completion._create_completion_logprobs, partial(_add_to_completion, completion)
     )
+    chat._create_chat_logprobs = _with(chat._create_chat_logprobs, partial(_add_to_chat, chat))
 
-    def create_completion_logprobs(**fields: Any) -> Any:
-        answer = completion_logprobs(**fields)
-        entries = _guided_logprobs(fields)
-        if not any(entries):
-            return answer
-        answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
-        answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
-        answer.guidance_kl = [e and e.kl for e in entries]
-        answer.guidance_strength = [e and e.strength for e in entries]
-        if any(e and e.rankings for e in entries):
-            shown = [e and [_by_text(r, fields) for r in e.rankings] for e in entries]
-            answer.conditional_top_logprobs = [streams and streams[0] for streams in shown]
-            answer.negative_top_logprobs = [streams and streams[1:] for streams in shown]
+
+def _with(
+    make: Callable[..., Any], add: Callable[[Any, Mapping[str, Any]], None]
+) -> Callable[..., Any]:
+    """`make`, whose answer `add` completes from the fields that it was made of."""
+
+    def made(**fields: Any) -> Any:
+        answer = make(**fields)
+        add(answer, fields)
         return answer
 
-    def create_chat_logprobs(**fields: Any) -> Any:
-        answer = chat_logprobs(**fields)
-        for token, entry in zip(answer.content, _guided_logprobs(fields), strict=True):
-            if entry is None:
-                continue
-            token.conditional_logprob = _finite(entry.conditional)
-            token.negative_logprobs = [*map(_finite, entry.negatives)]
-            token.guidance_kl = entry.kl
-            token.guidance_strength = entry.strength
-            if entry.rankings:
-                conditional, *negatives = (_as_list(ranking, fields) for ranking in entry.rankings)
-                token.conditional_top_logprobs = conditional
-                token.negative_top_logprobs = negatives
-        return answer
+    return made
 
-    def _as_list(ranking: Ranking, fields: Mapping[str, Any]) -> Any:
-        """A stream's most likely tokens, in the shape of a chat's `top_logprobs`."""
-        found = chat._get_top_logprobs(
-            ranking, len(ranking), fields["tokenizer"], _shows_ids(chat, fields)
-        )
-        return [entry.model_dump() for entry in found]
 
-    def _by_text(ranking: Ranking, fields: Mapping[str, Any]) -> dict[str, float]:
-        """A stream's most likely tokens, in the shape of a completion's `top_logprobs`."""
-        ids, tokenizer = _shows_ids(completion, fields), fields["tokenizer"]
-        text_of = completion._get_decoded_token
-        texts: dict[str, float] = {}
-        for token, entry in ranking.items():  # of tokens with one text, the most likely counts
-            texts.setdefault(text_of(entry, token, tokenizer, ids), _finite(entry.logprob))
-        return texts
+def _add_to_completion(serving: Any, answer: Any, fields: Mapping[str, Any]) -> None:
+    entries = _guided_logprobs(fields)
+    if not any(entries):
+        return
+    answer.conditional_logprobs = [e and _finite(e.conditional) for e in entries]
+    answer.negative_logprobs = [e and [*map(_finite, e.negatives)] for e in entries]
+    answer.guidance_kl = [e and e.kl for e in entries]
+    answer.guidance_strength = [e and e.strength for e in entries]
+    if any(e and e.rankings for e in entries):
+        shown = [e and [_by_text(serving, r, fields) for r in e.rankings] for e in entries]
+        answer.conditional_top_logprobs = [streams and streams[0] for streams in shown]
+        answer.negative_top_logprobs = [streams and streams[1:] for streams in shown]
 
-    completion._create_completion_logprobs = create_completion_logprobs
-    chat._create_chat_logprobs = create_chat_logprobs
+
+def _add_to_chat(serving: Any, answer: Any, fields: Mapping[str, Any]) -> None:
+    for token, entry in zip(answer.content, _guided_logprobs(fields), strict=True):
+        if entry is None:
+            continue
+        token.conditional_logprob = _finite(entry.conditional)
+        token.negative_logprobs = [*map(_finite, entry.negatives)]
+        token.guidance_kl = entry.kl
+        token.guidance_strength = entry.strength
+        if entry.rankings:
+            conditional, *negatives = (_as_list(serving, r, fields) for r in entry.rankings)
+            token.conditional_top_logprobs = conditional
+            token.negative_top_logprobs = negatives
+
+
+def _as_list(chat: Any, ranking: Ranking, fields: Mapping[str, Any]) -> Any:
+    """A stream's most likely tokens, in the shape of a chat's `top_logprobs`."""
+    found = chat._get_top_logprobs(
+        ranking, len(ranking), fields["tokenizer"], _shows_ids(chat, fields)
+    )
+    return [entry.model_dump() for entry in found]
+
+
+def _by_text(completion: Any, ranking: Ranking, fields: Mapping[str, Any]) -> dict[str, float]:
+    """A stream's most likely tokens, in the shape of a completion's `top_logprobs`."""
+    ids, tokenizer = _shows_ids(completion, fields), fields["tokenizer"]
+    text_of = completion._get_decoded_token
+    texts: dict[str, float] = {}
+    for token, entry in ranking.items():  # of tokens with one text, the most likely counts
+        texts.setdefault(text_of(entry, token, tokenizer, ids), _finite(entry.logprob))
+    return texts
 
 
 def _guided_logprobs(fields: Mapping[str, Any]) -> list[GuidedLogprob | None]:

@@ -23,11 +23,11 @@ from cfg_core.errors import RequestError
 from cfg_core.lanes import num_chars
 from deployments.generator import endpoints
 from deployments.generator.answers.texts import json_of
-from deployments.generator.engine import GeneratorEngine
-from deployments.generator.engine_errors import checked, own_errors, reading
+from deployments.generator.engine.serving_engine import GeneratorEngine
 from deployments.generator.http_context import HttpContext
 from deployments.generator.media.in_bodies import check_body, reading_media
-from deployments.generator.validation import parse, parsed
+from deployments.generator.refusals.engine_errors import checked, own_errors, reading
+from deployments.generator.refusals.validation import parse, parsed
 from deployments.requests.endpoints import BODY_FIELDS, Endpoint
 
 

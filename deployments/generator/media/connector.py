@@ -28,10 +28,10 @@ from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConne
 
 from cfg_core.errors import CfgServeError, RequestError
 from deployments.generator.media.decoding import BoundedMediaIO, decoded, in_thread, refused
+from deployments.generator.media.files import MediaFileError, data_parts
 from deployments.generator.media.hosts import HostResolver, PrivateAddressError, public_socket
 from deployments.generator.media.memory import Client, current_share
 from deployments.requests.media_checks import address_of
-from deployments.requests.media_files import MediaFileError, data_parts
 
 NAME = "cfg_serve"
 LIMITS = {

@@ -1,6 +1,6 @@
 """Decodes images, audio and video with vLLM's readers, in the memory that is left for it.
 
-What may be decoded at all is in deployments/requests/media_files.py. Importing this module imports
+What may be decoded at all is in deployments/generator/media/files.py. Importing this module imports
 vllm, so only a replica does it.
 """
 
@@ -24,9 +24,9 @@ from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.media.connector import global_thread_pool
 
 from cfg_core.errors import CfgServeError
+from deployments.generator.media.files import MediaFileError, Medium, check_file
 from deployments.generator.media.memory import TRIMMED_BYTES, WORKING, MediaShare, owner_of
 from deployments.generator.media.videos import load_video
-from deployments.requests.media_files import MediaFileError, Medium, check_file
 
 logger = logging.getLogger("ray.serve")
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 from vllm.multimodal.media import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
+from deployments.generator.media.files import MediaFileError, check_video_size
 from deployments.generator.media.memory import MediaShare
-from deployments.requests.media_files import MediaFileError, check_video_size
 
 VIDEO_SECONDS = 30.0
 """Seconds for which a video is decoded."""

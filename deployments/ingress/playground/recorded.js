@@ -1,6 +1,6 @@
 // The answers of the first example, recorded, for a visitor who has not generated yet.
 //
-// scripts/record_example.py makes recorded.json: the requests that this page sent, and the answers.
+// scripts/pictures/record_example.py makes recorded.json: the requests that this page sent, and the answers.
 
 import { Answer } from "./answer.js";
 import { Scale } from "./curve.js";

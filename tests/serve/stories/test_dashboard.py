@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
@@ -22,7 +21,6 @@ from tools.serving.process import REPOSITORY, ServeProcess
 pytestmark = pytest.mark.slow
 
 DEPLOY = REPOSITORY / "deploy"
-grafana_dashboard = importlib.import_module("grafana_dashboard")
 
 needs_prometheus = pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")
 
@@ -50,11 +48,6 @@ def exists(name: str) -> bool:
         return families[name] != "histogram"
     base = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
     return families.get(base) == "histogram"
-
-
-def test_the_dashboard_is_what_its_script_writes() -> None:
-    text = grafana_dashboard.FILE.read_text(encoding="utf-8")
-    assert text == grafana_dashboard.text(), "run python scripts/grafana_dashboard.py"
 
 
 def test_panels_do_not_overlap_and_fill_the_width() -> None:

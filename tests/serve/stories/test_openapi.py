@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.requests.answer_schemas import OF_STREAMS
+from deployments.ingress.openapi.answer_schemas import OF_STREAMS
 from tools.serving.process import Json
 
 NOT_BY_MINILM = ("/classify", "/v1/classify", "/embed_sparse", "/predict")

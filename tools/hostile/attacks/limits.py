@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.hostile.attacks.bodies import CHAT, COMPLETIONS, EMBEDDINGS
 from tools.hostile.attempt import Attempt, attack
-from tools.hostile.stage import LIMITED_TOKENS, bearer
+from tools.hostile.server import LIMITED_TOKENS, bearer
 
 CLOSE = 0.02
 """Largest relative difference between a charge and the engine's work."""

@@ -1,0 +1,1 @@
+"""The OpenAPI document of this server, from the fields and answers that it describes."""

@@ -58,7 +58,8 @@ def arithmetic(most: int | None = None) -> list[Prompt]:
 
     Instead of an instruction, the conditional conversation has `NEGATIVE`.
     """
-    rng, found = random.Random(5), []
+    rng = random.Random(5)
+    found: list[Prompt] = []
     for sign, compute, largest in (("+", add, 60), ("-", sub, 60), ("x", mul, 13)):
         pairs = [(a, b) for a in range(2, largest) for b in range(2, a)]
         for a, b in rng.sample(pairs, 20):

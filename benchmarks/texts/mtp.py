@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, Qwen2Config
+from transformers import AutoConfig
 
 from ..llm import guided_llm, set_environment
 from ..report import Report, parser
@@ -33,10 +33,10 @@ LENGTH = 60
 SCALE = 2.0
 
 
-class MiMoConfig(Qwen2Config):
-    """transformers has no such class: MiMo's checkpoints bring it as code."""
-
-    model_type = "mimo"
+def register() -> None:
+    """Tell transformers of MiMo's configuration, which its checkpoints bring as code."""
+    own = AutoConfig.for_model("qwen2").__class__
+    AutoConfig.register("mimo", type("MiMoConfig", (own,), {"model_type": "mimo"}))
 
 
 def engine(folder: Path, drafts: int, draft_cost: float | None = None) -> Any:
@@ -104,7 +104,7 @@ def main() -> None:
     options.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     options.add_argument("--turns", type=int, default=3)
     args = options.parse_args()
-    AutoConfig.register("mimo", MiMoConfig)
+    register()
     with tempfile.TemporaryDirectory() as folder:
         target, head, loss = trained(args.train)
         save(target, head, Path(folder))

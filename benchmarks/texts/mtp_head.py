@@ -79,9 +79,9 @@ def trained(seconds: float) -> tuple[Any, Head, float]:
         optimizer.param_groups[0]["lr"] = RATE * max(left, 0.05)
         loss = _loss(target, head, ids)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
-    return target, head, float(loss)
+    return target, head, float(loss.detach())
 
 
 def _loss(target: Any, head: Head, ids: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _loss(target: Any, head: Head, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _states(target: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The hidden states in front of the target's last norm, which the head reads, and its logits."""
+    """What the head reads, the hidden states in front of the last norm; and the logits."""
     read: list[torch.Tensor] = []
     hook = target.model.norm.register_forward_hook(lambda _module, args, _out: read.append(args[0]))
     try:

@@ -95,10 +95,12 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The endless data of one lesson."""
     rng, source = random.Random(seed), rows(seed, tell)
+    pad_id = tokenizer.token_to_id(PAD)
+    assert pad_id is not None, "not our tokenizer"
     while True:
         chunk = [encode(tokenizer, row) for row in islice(source, ROWS_PER_CHUNK)]
         for batch in rng.sample(parts := list(split(chunk)), len(parts)):
-            yield pad(batch, tokenizer.token_to_id(PAD))
+            yield pad(batch, pad_id)
 
 
 def make_model(name: str, tokenizer: Tokenizer) -> LlamaForCausalLM:

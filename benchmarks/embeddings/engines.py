@@ -26,7 +26,9 @@ Run = Callable[[Sequence[str]], Iterable[Any] | None]
 def ours(model: str, dtype: str) -> Run:
     from cfg_core.prefill_only import Engine
 
-    engine = Engine.load(model, dtype=dtype, num_threads=1)
+    quantization = "int8" if dtype == "int8" else None
+    dtype = "auto" if quantization else dtype
+    engine = Engine.load(model, dtype=dtype, quantization=quantization, num_threads=1)
     return lambda texts: engine.embed(texts, show_progress=False)
 
 
@@ -206,6 +208,7 @@ GEMM_TOKENS = 1024
 ENGINES: dict[str, tuple[Callable[[str, str], Run], str]] = {
     "ours fp32": (ours, "float32"),
     "ours bf16": (ours, "bfloat16"),
+    "ours int8": (ours, "int8"),
     "ours": (ours, "auto"),
     "sentence-transformers": (sentence_transformers, "float32"),
     "vllm": (vllm, "auto"),

@@ -59,6 +59,9 @@ def parser(prog: str = "python -m cfg_core.prefill_only") -> argparse.ArgumentPa
     )
     embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     embed.add_argument(
+        "--quantization", help="int8: compute linear layers in 8 bits, on x86-64 CPUs"
+    )
+    embed.add_argument(
         "--device",
         default="auto",
         help="device to compute on: cpu, cuda, or one GPU such as cuda:1; auto takes the first GPU"
@@ -96,10 +99,15 @@ def main(arguments: list[str] | None = None, prog: str = "python -m cfg_core.pre
 def embed_file(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    engine_options = EngineOptions(dtype=args.dtype, device=args.device, num_threads=args.threads)
+    engine_options = EngineOptions(
+        dtype=args.dtype,
+        quantization=args.quantization,
+        device=args.device,
+        num_threads=args.threads,
+    )
     device = choose_device(engine_options)
     # Not `auto`: vectors that another machine computed in another type do not belong to this job.
-    dtype = name_of(choose_dtype(engine_options, device))
+    dtype = args.quantization or name_of(choose_dtype(engine_options, device))
     job = Job(
         input=args.input,
         output=args.output,

@@ -13,6 +13,7 @@ from cfg_core.errors import ConfigError
 from cfg_core.keys import check_keys
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,11 @@ class EngineOptions:
 
     The dtype of the checkpoint does not matter, except with the executor `vllm`, which has vLLM's
     own `auto`.
+    """
+    quantization: Quantization | None = None
+    """int8: compute the linear layers in 8 bits, on a CPU with x86-64. The rest is float32.
+
+    Weights are quantised at load, per output, and inputs per token. None: nothing is quantised.
     """
     max_input_tokens: int | None = None
     """Tokens of the longest input, special tokens included.
@@ -150,6 +156,18 @@ class EngineOptions:
             )
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype is {self.dtype!r}: use auto, float32, bfloat16 or float16.")
+        if self.quantization not in (None, *get_args(Quantization)):
+            raise ConfigError(f"quantization is {self.quantization!r}: use int8, or leave it out.")
+        if self.quantization and self.dtype not in ("auto", "float32"):
+            raise ConfigError(
+                f"quantization is {self.quantization} and dtype {self.dtype}: leave dtype out. What"
+                " is not quantised is computed in float32."
+            )
+        if self.quantization and "vllm" in self.workflow.values():
+            raise ConfigError(
+                "quantization is for this engine's own layers: name vLLM's under `vllm:`, as"
+                " `vllm: {quantization: fp8}`."
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineOptions:

@@ -122,7 +122,7 @@ def _info(
         max_queued_tokens=options.max_queued_tokens
         or max(_QUEUED_BATCHES * max_batch_tokens, 2 * options.max_request_tokens),
         vocab_size=int(checkpoint.config.get("vocab_size") or tokenizer.vocab_size),
-        dtype=name_of(runner.dtype),
+        dtype=options.quantization or name_of(runner.dtype),
         labels=checkpoint.labels,
         token_dimension=runner.token_dimension,
         max_sim=_max_sim(checkpoint),

@@ -34,4 +34,14 @@ USES = (
         test="tests/encoders/test_minilm.py",
         needed_while=NO_WAY,
     ),
+    PrivateUse(
+        target="torch.nn:Linear.forward",
+        by="cfg_core.prefill_only.models.int8_linear:quantize_linears",
+        process="encoder replica, or the program of `Engine`, with `quantization: int8`",
+        reason="Layers are computed in 8 bits by oneDNN, as torch.compile does for quantised "
+        "models, with a scale for each token.",
+        upstream="torch 2.13's own dynamic quantisation has one scale for a batch",
+        test="tests/encoders/test_int8.py",
+        needed_while=NO_WAY,
+    ),
 )

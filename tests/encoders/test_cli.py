@@ -53,6 +53,15 @@ def test_a_kill_in_the_middle(minilm_path, tmp_path, lines):
         np.testing.assert_allclose(vectors[::100], engine.embed(lines[::100]), atol=1e-5)
 
 
+def test_int8(minilm_path, tmp_path, lines, capsys):
+    assert main([*command(minilm_path, tmp_path, "out.npy"), "--quantization", "int8"]) == 0
+    assert "computes in int8 on cpu" in capsys.readouterr().err
+    with Engine.load(minilm_path, quantization="int8") as engine:
+        np.testing.assert_allclose(
+            np.load(tmp_path / "out.npy")[::100], engine.embed(lines[::100]), atol=2e-3
+        )
+
+
 def wait_for(path: Path, child: subprocess.Popen, limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not path.exists():

@@ -50,7 +50,7 @@ class ModelInfo:
     max_input_tokens: int
     vocab_size: int
     dtype: str
-    """The type that the model computes in, such as `bfloat16`."""
+    """The type that the model computes in, such as `bfloat16`; `int8` with that quantization."""
     labels: tuple[str, ...] = ()
     """Labels of a classifier, in the order of its scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)

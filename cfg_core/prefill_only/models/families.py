@@ -88,6 +88,11 @@ def check_family(checkpoint: Checkpoint, options: EngineOptions) -> None:
         raise CompatibilityError(
             f"transformers computes the type {kind} in float32 only: set dtype float32."
         )
+    if kind in BY_RUNS and options.quantization:  # oneDNN would keep kernels without end
+        raise CompatibilityError(
+            f"models of the type {kind} are not computed in {options.quantization}: leave"
+            " quantization out."
+        )
     if kind in BY_RUNS and options.is_causal is not None:
         raise CompatibilityError(
             f"whether attention is causal cannot be chosen for the type {kind}: leave is_causal"

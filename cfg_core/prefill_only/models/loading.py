@@ -17,7 +17,8 @@ from cfg_core.errors import CompatibilityError, ConfigError
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.cpu_linear import pack_linears, packs_bfloat16
 from cfg_core.prefill_only.models.families import BY_RUNS
-from cfg_core.prefill_only.options import EngineOptions
+from cfg_core.prefill_only.models.int8_linear import check_int8, quantize_linears
+from cfg_core.prefill_only.options import EngineOptions, Quantization
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,6 +45,9 @@ def choose_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
     On a CPU, `auto` is bfloat16 where that is faster: about 2.7 times with AMX for MiniLM, whose
     vectors then have a cosine of 0.9998 and more to those in float32.
     """
+    if options.quantization:
+        check_int8(device)
+        return torch.float32
     if options.dtype != "auto":
         return _DTYPES[options.dtype]
     if device.type != "cpu":
@@ -64,12 +68,15 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     causal: bool | None,
+    quantization: Quantization | None = None,
 ) -> Any:
     """Load the model of `checkpoint` in evaluation mode, for packed forwards.
 
     attention: name under which attention.install has registered a backend.
 
     causal: whether attention is causal; None leaves it as the architecture has it.
+
+    quantization: as the option of this name.
 
     Raises ConfigError if the checkpoint lacks weights that the result depends on, and
     CompatibilityError if the model takes no position_ids, which mark where sequences begin.
@@ -82,6 +89,8 @@ def load_model(
     by_runs = checkpoint.model_type in BY_RUNS
     if not by_runs:
         _check_forward(model)
+    if quantization:
+        quantize_linears(backbone_of(model))
     if device.type == "cpu" and not by_runs:  # for whose numbers of rows there is no end
         pack_linears(model)
     return model.to(device)

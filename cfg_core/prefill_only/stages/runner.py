@@ -74,6 +74,7 @@ class TransformersRunner:
             device=self._device,
             dtype=self.dtype,
             causal=is_causal(checkpoint, options),
+            quantization=options.quantization,
         )
         self._backbone = packed(backbone_of(model), checkpoint.model_type)
         self._extra = {"use_cache": False} if hasattr(self._backbone.config, "use_cache") else {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ def guided_llm(
     plugin = guided_engine_args(draft_cost=draft_cost) if guided else {}
     pool = {"kv_cache_memory_bytes": mib << 20}
     return LLM(str(model), dtype=dtype, **{**defaults, **pool, **options}, **plugin)
+
+
+@contextmanager
+def peak_blocks(scheduler: Any) -> Iterator[Callable[[], int]]:
+    """`peak()` is the most KV blocks that were taken after any step since."""
+    pool, schedule, peaks = scheduler.kv_cache_manager.block_pool, scheduler.schedule, [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        step = schedule(*args, **kwargs)
+        peaks.append(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())  # one is the null block
+        return step
+
+    scheduler.schedule = counted
+    try:
+        yield lambda: max(peaks)
+    finally:
+        del scheduler.schedule
 
 
 def guidance(scale: float, negative: Sequence[int]) -> dict[str, Any]:

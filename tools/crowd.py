@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cfg_core.prefill_only import Engine
-from cfg_core.prefill_only.number_formats import Number, converted
+from cfg_core.prefill_only.vector_formats import Number, converted
 from deployments.config.model_paths import resolve_model
 
 from .serving.process import Json, ServeProcess, shipped_config

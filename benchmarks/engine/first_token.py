@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..llm import guidance
+from ..llm import guidance, peak_blocks
 from ..report import Report, parser
 from ..turns import spread, take_turns
 from .bench import EMBEDDED, SCALE, Bench, add_options, model_of
@@ -55,14 +55,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, model_of(args.model, Path(folder)))
         took = take_turns({way: partial(seconds, bench, way) for way in WAYS}, args.turns)
+        scheduler = bench.engine.engine_core.engine_core.scheduler
+        blocks = {}
+        for way in WAYS:
+            with peak_blocks(scheduler) as peak:
+                seconds(bench, way)
+            blocks[way] = peak()
     report = Report("first token", args)
-    report.head("request", "s", "of plain", "least to most")
+    report.head("request", "s", "of plain", "least to most", "blocks of plain")
     for way in WAYS:
         ratios = took.ratios(way, "plain")
         report.row(
-            way, f"{took.median(way):.2f}", f"{took.ratio(way, 'plain'):.2f}", spread(ratios)
+            way,
+            f"{took.median(way):.2f}",
+            f"{took.ratio(way, 'plain'):.2f}",
+            spread(ratios),
+            f"{blocks[way] / blocks['plain']:.3f}",
         )
-    report.end(seconds={way: took.values(way) for way in WAYS})
+    report.end(seconds={way: took.values(way) for way in WAYS}, blocks=blocks)
 
 
 if __name__ == "__main__":

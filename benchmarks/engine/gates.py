@@ -4,7 +4,8 @@ B instructions to the chat model, each with `negative_suffix` of so many tokens,
 temperature of 1 and seeds. `guided` is the share of tokens whose gate (`guidance_min_entropy`, in
 nats) was open. The two columns of tokens per second are relative to B plain requests of the same
 prompts: with probes, and with the suffix computed for each token. Their texts are the same.
-`probes` is their number for each token, and `in vain` the share of them that found its gate open.
+`probes` is their number for each token, `in vain` the share of them that found its gate open, and
+`blocks` the most KV blocks of a step, relative to plain.
 
     python -m benchmarks.engine.gates [--scheduling async] [--batches 1 8] [--suffix 16] [--turns 5]
 """
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..instructions.prompts import prompts
-from ..llm import CHAT, guided_llm, set_environment
+from ..llm import CHAT, guided_llm, peak_blocks, set_environment
 from ..report import Report, parser
 from ..turns import take_turns
 
@@ -62,12 +63,14 @@ class Gated:
         self.llm.chat(self.prompts[:batch], params, use_tqdm=False)
         return time.perf_counter() - start
 
-    def counts(self, batch: int, fields: dict[str, Any]) -> dict[str, int]:
-        """What is counted while these texts are made."""
+    def counts(self, batch: int, fields: dict[str, Any] | None) -> dict[str, int]:
+        """What is counted while these texts are made, and the most KV blocks of a step."""
         before = self.scheduler.guidance_stats()
-        self.seconds(batch, fields)
+        with peak_blocks(self.scheduler) as peak:
+            self.seconds(batch, fields)
         after = self.scheduler.guidance_stats()
-        return {name: after[name] - before[name] for name in COUNTS}
+        counts = {name: after[name] - before[name] for name in COUNTS}
+        return {**counts, "blocks": peak()}
 
 
 def measure(
@@ -88,7 +91,7 @@ def measure(
         ways[f"saving {entropy}"] = partial(gated.seconds, batch, its)
         ways[f"joint {entropy}"] = partial(gated.seconds, batch, its, saves=False)
     took = take_turns(ways, turns)
-    rows = []
+    plain_blocks, rows = gated.counts(batch, None)["blocks"], []
     for entropy, its in fields.items():
         counts = gated.counts(batch, its)
         probes, tokens = counts["gate_probes"], counts["guided_tokens"]
@@ -101,6 +104,7 @@ def measure(
                 "saving": took.ratio("plain", f"saving {entropy}"),
                 "joint": took.ratio("plain", f"joint {entropy}"),
                 "probes": probes / tokens,
+                "blocks": counts["blocks"] / plain_blocks,
                 "in_vain": 1 - closed / probes if probes else 0.0,
             }
         )
@@ -117,7 +121,7 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=5)
     args = options.parse_args()
     gated, report, rows = Gated(args), Report("gates", args), []
-    report.head("B", "nats", "guided", "with probes", "without", "probes", "in vain")
+    report.head("B", "nats", "guided", "with probes", "without", "probes", "in vain", "blocks")
     for batch in args.batches:
         for row in measure(gated, batch, args.entropies, args.turns):
             rows.append(row)
@@ -127,6 +131,7 @@ def main() -> None:
                 f"{row['guided']:.0%}",
                 *(f"{row[name]:.2f}" for name in ("saving", "joint", "probes")),
                 f"{row['in_vain']:.0%}",
+                f"{row['blocks']:.2f}",
             )
     report.end(rows=rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cfg_core.params.rules import Rule
@@ -32,11 +32,8 @@ class Strength:
 
     def to_plain(self) -> dict[str, Any]:
         """These values as JSON has them."""
-        return {
-            "max_kl": self.max_kl,
-            "min_entropy": self.min_entropy,
-            "rule": self.rule and self.rule.to_entry(),
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "rule": self.rule and self.rule.to_entry()}
 
     @classmethod
     def of_plain(cls, values: Mapping[str, Any]) -> Strength:

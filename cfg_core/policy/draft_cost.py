@@ -86,7 +86,7 @@ class DraftCosts:
             if len(size.costs) >= ENOUGH
         }
 
-    def play(self, rows: int) -> bool | None:
+    def trial_move(self, rows: int) -> bool | None:
         """Whether a step of so many rows makes all drafts or none. None: as the groups choose.
 
         Call it once for each step that consists of decoding groups alone.

@@ -18,6 +18,7 @@ import numpy as np
 from cfg_core.errors import CfgServeError
 from cfg_core.prefill_only.bulk import BulkError, Embed, Job, chunks, read_texts, run
 from cfg_core.prefill_only.engine import Engine
+from cfg_core.prefill_only.models.checkpoint import locate, read_checkpoint
 from cfg_core.prefill_only.models.loading import choose_device, choose_dtype, name_of
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import FloatArray, RequestOptions
@@ -107,7 +108,8 @@ def embed_file(args: argparse.Namespace) -> int:
     )
     device = choose_device(engine_options)
     # Not `auto`: vectors that another machine computed in another type do not belong to this job.
-    dtype = args.quantization or name_of(choose_dtype(engine_options, device))
+    model_type = read_checkpoint(locate(args.model), engine_options).model_type
+    dtype = args.quantization or name_of(choose_dtype(engine_options, device, model_type))
     job = Job(
         input=args.input,
         output=args.output,

@@ -40,7 +40,7 @@ from deployments.generator.engine.cpu_dtype import with_cpu_dtype
 from deployments.generator.engine.renderer_lanes import use_lanes
 from deployments.generator.engine.running_request import RunningRequest
 from deployments.generator.engine.serving_engine import GeneratorEngine
-from deployments.generator.engine.stream_spans import TracedRequest
+from deployments.generator.engine.trace_spans import TracedRequest
 from deployments.generator.grammar_gate import GrammarGate
 from deployments.generator.guided_requests import GuidedRequests, PreparedRequest
 from deployments.generator.http_context import HttpContext

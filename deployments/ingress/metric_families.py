@@ -80,7 +80,7 @@ REFUSALS = {
 REFUSED = Family(
     "refused_requests",
     "counter",
-    "Requests answered with 429, by what was full: "
+    "Requests that the ingress answered with 429, by what was full: "
     + ", ".join(f"`{reason}` ({what})" for reason, what in REFUSALS.items())
     + ".",
     ("reason",),

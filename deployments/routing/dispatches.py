@@ -20,7 +20,7 @@ class Dispatch:
     """Where a call went.
 
     replica: None until the call has one.
-    reason: why this replica has it, one of placement.REASONS; None until it has taken the call.
+    reason: why this replica has it, one of placer.REASONS; None until it has taken the call.
     is_direct: whether the call went past Serve's handle.
     at: when the call was sent there, by time.monotonic.
     """

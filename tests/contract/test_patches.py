@@ -52,7 +52,7 @@ COMPUTE_NAMES = {
     "cfg_core.patching",  # `apply`
     "cfg_core.vllm_plugin.frontend.grammar_sandbox",  # fields of StructuredOutputsParams
     "cfg_core.vllm_plugin.grammar_helper.trial",  # the same
-    "deployments.generator.engine.stream_spans",  # fields of our own objects
+    "deployments.generator.engine.trace_spans",  # fields of our own objects
 }
 """The modules without rows that may give computed names to setattr, and what they set."""
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.oracle import oracle_packages
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only import Engine
-from cfg_core.prefill_only.number_formats import converted
+from cfg_core.prefill_only.vector_formats import converted
 
 with oracle_packages():
     from sentence_transformers import SentenceTransformer

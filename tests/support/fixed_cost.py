@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cfg_core.policy.step_cost import StepCost
+from cfg_core.policy.token_cost import TokenCost
 
 
-class FixedCost(StepCost):
+class FixedCost(TokenCost):
     """The cost of one more token, in steps, in place of what is measured.
 
     With 1, probes pay where a gate is not nearly always open.

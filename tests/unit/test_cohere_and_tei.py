@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfg_core.errors import RequestError
-from cfg_core.prefill_only.number_formats import NUMBERS, bytes_of, converted
 from cfg_core.prefill_only.types import RequestOptions
+from cfg_core.prefill_only.vector_formats import NUMBERS, bytes_of, converted
 from deployments.requests.encode.capabilities import meant_at_root
 from tests.unit.test_pooling_protocol import (
     ASKED,

@@ -111,5 +111,11 @@ def test_for_a_name_on_the_hub_vllm_chooses():
 def test_the_type_of_an_encoder(monkeypatch, dtype, device, cpuinfo, packs, expected):
     monkeypatch.setattr(loading, "read", lambda path: cpuinfo)
     monkeypatch.setattr(loading, "packs_bfloat16", lambda: packs)
-    chosen = loading.choose_dtype(EngineOptions(dtype=dtype), torch.device(device))
+    options = EngineOptions(dtype=dtype)
+    chosen = loading.choose_dtype(options, torch.device(device), "bert")
     assert loading.name_of(chosen) == expected
+
+
+def test_some_models_are_computed_in_float32_whatever_the_machine_has():
+    chosen = loading.choose_dtype(EngineOptions(), torch.device("cuda"), "deberta")
+    assert chosen == torch.float32

@@ -34,7 +34,7 @@ class Engine:
     def run(self, steps: int, rows: int, own: int | None = None) -> None:
         """own: None for a mixture, of which no step is steady."""
         for step in range(steps):
-            played = self.costs.play(rows)
+            played = self.costs.trial_move(rows)
             mixed = own is None and played is None
             made = (own or MOST) if played is None else MOST * played
             self.costs.begin(step, rows, made, int(rows * self.verified * (0.4 if mixed else 1)))

@@ -1,5 +1,6 @@
 """Token ids as bytes: what they are equal to, and that long ones are not walked in Python."""
 
+import dataclasses
 import gc
 import pickle
 import sys
@@ -18,6 +19,8 @@ from cfg_core.params import (
     TokenIds,
 )
 from cfg_core.params.checks import check_token_ids
+from cfg_core.params.rules import Rule
+from cfg_core.params.strength import Strength
 from cfg_core.params.timeline import Timeline
 
 LONG = [Random(1).randrange(2**18) for _ in range(100_000)]
@@ -90,6 +93,16 @@ def test_a_checked_prompt_is_not_looked_at_again(monkeypatch):
     assert again.negative_prompt_token_ids is params.negative_prompt_token_ids
 
 
+EVERY_STRENGTH = Strength(
+    max_kl=0.5, min_entropy=1.5, rule=Rule.of_entry({"name": "adacad", "offset": 0.25})
+)
+
+
+def test_the_example_of_a_strength_has_each_of_its_values():
+    values = [getattr(EVERY_STRENGTH, field.name) for field in dataclasses.fields(Strength)]
+    assert None not in values
+
+
 def test_resolved_guidance_survives_its_way():
     packed = TokenIds.of(LONG)
     followers = (
@@ -103,6 +116,7 @@ def test_resolved_guidance_survives_its_way():
         timeline=Timeline(((0, (2.0, -1.0, 0.5, -0.5)),), start=2, end=9),
         cuts=Cuts(top_k=5, min_p=0.25, filter_top_k=3),
         logprobs=True,
+        strength=EVERY_STRENGTH,
         scored=Scored(4, top=1),
     )
     extra = guidance.to_extra_args()

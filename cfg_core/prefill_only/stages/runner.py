@@ -12,7 +12,6 @@ from cfg_core.prefill_only.models.backbones import packed
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
 from cfg_core.prefill_only.models.cpu_linear import ROW_MULTIPLE
 from cfg_core.prefill_only.models.families import (
-    FLOAT32_ONLY,
     OWN_ATTENTION,
     check_family,
     is_causal,
@@ -65,9 +64,7 @@ class TransformersRunner:
         self._device = choose_device(options)
         self.on_gpu = self._device.type == "cuda"
         self._num_threads = options.num_threads
-        self.dtype = choose_dtype(options, self._device)
-        if checkpoint.model_type in FLOAT32_ONLY:
-            self.dtype = torch.float32
+        self.dtype = choose_dtype(options, self._device, checkpoint.model_type)
         model = load_model(
             checkpoint,
             attention=self._attention(checkpoint, options.workflow.get("attention")),

@@ -32,7 +32,7 @@ from vllm.v1.request import RequestStatus
 
 from cfg_core.policy.gates import Gates
 from cfg_core.policy.groups import Group
-from cfg_core.policy.step_cost import StepCost
+from cfg_core.policy.token_cost import TokenCost
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Probes:
         self._requests, self.saves, self._holds = requests, saves, asynchronous and holds
         self._gates = Gates(lost_steps(asynchronous, holds))
         self._in_flight: Counter[str] = Counter()
-        self.cost = StepCost()
+        self.cost = TokenCost()
         self.counts = {"gate_probes": 0, "gate_saved_tokens": 0}
 
     def add(self, group: Group) -> None:

@@ -70,7 +70,7 @@ class Speculation:
         if not self._for_groups:
             return self._most
         rows = len(step.num_scheduled_tokens)
-        played = self.costs.play(rows) if alone and _decodes(step) else None
+        played = self.costs.trial_move(rows) if alone and _decodes(step) else None
         cost = self.costs.of(rows)
         for leader in leaders:
             self._planned[leader] = self._next_length(leader, played, cost)

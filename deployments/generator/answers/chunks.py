@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import Protocol, TypeVar
 
 CHUNKS_PER_S = 250
-"""Chunks per second of all streams of a replica together.
+"""Chunks per second of all streams of a replica together, as long as none waits for LONGEST_S.
 
-With 16 streams, each sends every 60 ms. A single stream sends each token on its own.
+With 16 streams, each sends every 60 ms. A single stream sends each token on its own. With more than
+26, each sends every 100 ms.
 """
 
 LONGEST_S = 0.1

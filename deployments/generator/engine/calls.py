@@ -24,7 +24,7 @@ from cfg_core.vllm_plugin.frontend.follower_media import forget
 from cfg_core.vllm_plugin.pace import FrontendPace
 from cfg_core.vllm_plugin.wire import follower_events, guided_tokens, token_strengths
 from deployments.generator.engine.running_request import Choice, RunningRequest, current_request
-from deployments.generator.engine.stream_spans import ChoiceSpans
+from deployments.generator.engine.trace_spans import ChoiceSpans
 from deployments.generator.moving.replays import Replay
 
 MEDIA_LOST = (

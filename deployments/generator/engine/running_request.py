@@ -12,7 +12,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from cfg_core.errors import CfgServeError
 from cfg_core.params import ResolvedGuidance
-from deployments.generator.engine.stream_spans import ChoiceSpans, TracedRequest
+from deployments.generator.engine.trace_spans import ChoiceSpans, TracedRequest
 from deployments.generator.moving.recorder import Recorder
 from deployments.generator.moving.replays import Replay
 from deployments.generator.refusals.engine_errors import own_error

@@ -11,7 +11,7 @@ from typing import Any
 from cfg_core.params.field_table import COUNT, FLAG, IDS, TEXT, Schema
 from cfg_core.params.fields import ROWS, SYNONYMS
 from cfg_core.params.guidance import TABLE
-from cfg_core.prefill_only.number_formats import NUMBERS
+from cfg_core.prefill_only.vector_formats import NUMBERS
 from deployments.requests.encode.capabilities import PATHS, EncodeEndpoint
 from deployments.requests.encode.field_checks import SMALL
 from deployments.requests.encode.prompts import INPUT_TYPES

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cfg_core.prefill_only.number_formats import BITS, BYTES, Number, bytes_of, converted
 from cfg_core.prefill_only.types import Output, SparseVector, Task
+from cfg_core.prefill_only.vector_formats import BITS, BYTES, Number, bytes_of, converted
 from deployments.requests.encode.scores import Compared, scores_of
 
 JSON_BYTES, BYTE_BYTES, SPARSE_BYTES = 22.0, 5.0, 45.0

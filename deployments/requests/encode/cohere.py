@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.number_formats import Number
 from cfg_core.prefill_only.types import Output, RequestOptions
+from cfg_core.prefill_only.vector_formats import Number
 from deployments.requests.body import json_type
 from deployments.requests.encode.answer_formats import AnswerFormat, NumberFormat, new_id, numbers
 from deployments.requests.encode.field_checks import (

@@ -11,8 +11,8 @@ from typing import Any
 
 from cfg_core.errors import RequestError
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.number_formats import BITS, BYTES, NUMBERS, Number, check_bits
 from cfg_core.prefill_only.types import Input, RequestOptions
+from cfg_core.prefill_only.vector_formats import BITS, BYTES, NUMBERS, Number, check_bits
 from deployments.requests.body import json_type
 from deployments.requests.encode.answer_formats import NumberFormat
 

@@ -16,8 +16,8 @@ from typing import Any
 from cfg_core.errors import GuidanceError, RequestError
 from cfg_core.params import looks_like_guidance
 from cfg_core.prefill_only.models.checkpoint import ModelInfo
-from cfg_core.prefill_only.number_formats import BYTES
 from cfg_core.prefill_only.types import Input, RequestOptions, Role, Task
+from cfg_core.prefill_only.vector_formats import BYTES
 from deployments.requests.encode import answer_formats, cohere, tei
 from deployments.requests.encode.capabilities import EncodeEndpoint, can_serve, cannot_serve
 from deployments.requests.encode.field_checks import (

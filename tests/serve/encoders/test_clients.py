@@ -15,8 +15,8 @@ from huggingface_hub import InferenceClient, constants
 from openai import OpenAI
 
 from cfg_core.prefill_only import Engine
-from cfg_core.prefill_only.number_formats import converted
 from cfg_core.prefill_only.types import FloatArray
+from cfg_core.prefill_only.vector_formats import converted
 from deployments.config.model_paths import resolve_model
 from tests.serve.minilm import CLOSE, MINILM, NAME, PASSAGES, QUERY, TEXTS
 from tools.serving.process import ServeProcess

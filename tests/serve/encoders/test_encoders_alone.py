@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from cfg_core.prefill_only import Engine, RequestOptions
-from cfg_core.prefill_only.number_formats import converted
 from cfg_core.prefill_only.types import FloatArray, Input
+from cfg_core.prefill_only.vector_formats import converted
 from deployments.config.model_paths import resolve_model
 from tests.serve.minilm import CLOSE, MINILM, NAME, PASSAGES, QUERY, TEXTS, post
 from tools.serving.process import Json, ServeProcess

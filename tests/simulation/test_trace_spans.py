@@ -13,7 +13,7 @@ from cfg_core.vllm_plugin.pace import FrontendPace
 from deployments.config.tracing import TracingArgs
 from deployments.generator.engine.calls import EngineCalls
 from deployments.generator.engine.running_request import Choice, RunningRequest
-from deployments.generator.engine.stream_spans import ChoiceSpans, TracedRequest
+from deployments.generator.engine.trace_spans import ChoiceSpans, TracedRequest
 from deployments.generator.vllm_server import VllmServer
 from deployments.observability import spans
 from deployments.observability.spans import Tracing

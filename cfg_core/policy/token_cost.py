@@ -18,7 +18,7 @@ LONGEST = 4.0
 """A step counts as at most so many times the mean: another program may have had the machine."""
 
 
-class StepCost:
+class TokenCost:
     """Times of the steps of one engine (see StepTimes), and what they say of one more token."""
 
     def __init__(self) -> None:

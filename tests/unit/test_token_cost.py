@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from cfg_core.policy.step_cost import UNKNOWN, StepCost
 from cfg_core.policy.step_times import IN_FLIGHT
+from cfg_core.policy.token_cost import UNKNOWN, TokenCost
 
 
-def measured(times: Iterable[tuple[int, float]]) -> StepCost:
+def measured(times: Iterable[tuple[int, float]]) -> TokenCost:
     """Steps of so many tokens and seconds, one after the other."""
-    cost, now = StepCost(), 100.0
+    cost, now = TokenCost(), 100.0
     for step, (tokens, seconds) in enumerate(times):
         cost.begin(step, tokens, now)
         now += seconds
@@ -22,7 +22,7 @@ def measured(times: Iterable[tuple[int, float]]) -> StepCost:
 
 
 def test_nothing_is_known_before_steps_differ() -> None:
-    assert StepCost().of_a_token == UNKNOWN
+    assert TokenCost().of_a_token == UNKNOWN
     assert measured([(8, 0.1)]).of_a_token == UNKNOWN
     assert measured([(8, 0.1 + 0.01 * i) for i in range(9)]).of_a_token == UNKNOWN
 
@@ -56,7 +56,7 @@ def test_it_is_a_share_of_a_step() -> None:
 
 def test_a_step_takes_from_the_end_of_the_one_before() -> None:
     """With async scheduling two steps are in flight, and each takes a second here."""
-    cost, sizes = StepCost(), [10, 20] * 20
+    cost, sizes = TokenCost(), [10, 20] * 20
     cost.begin(0, sizes[0], 0.0)
     for i in range(len(sizes) - 1):
         cost.begin(i + 1, sizes[i + 1], i + 0.1)
@@ -65,7 +65,7 @@ def test_a_step_takes_from_the_end_of_the_one_before() -> None:
 
 
 def test_steps_that_were_not_noted_are_no_steps() -> None:
-    cost = StepCost()
+    cost = TokenCost()
     cost.end("a prompt", 5.0)
     for step in range(IN_FLIGHT + 1):
         cost.begin(f"never ends {step}", 1, 6.0)
@@ -78,7 +78,7 @@ def test_steps_that_were_not_noted_are_no_steps() -> None:
 
 def test_a_step_whose_end_is_never_told_hides_no_later_one() -> None:
     """As when its last group was aborted while it ran."""
-    cost = StepCost()
+    cost = TokenCost()
     cost.begin("never ends", 10, 0.0)
     for i in range(100):
         cost.begin(i, 10 + 10 * (i % 2), 1.0 + i)

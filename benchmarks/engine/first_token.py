@@ -2,7 +2,7 @@
 
 The prompt is plain, has a negative of a few tokens or of its own length, or a negative suffix.
 
-    python -m benchmarks.engine.first_token [--model chat] [--prompt 8000] [--turns 3] [--out FILE]
+    python -m benchmarks.engine.first_token [--model chat] [--prompt 8000] [--turns 3] [--ways ...]
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ def seconds(bench: Bench, way: str) -> float:
 def main() -> None:
     options = parser(__doc__)
     add_options(options, EMBEDDED, tokens=1, turns=3)
+    options.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options.set_defaults(prompt=8_000)
     args = options.parse_args()
     args.negatives, args.batches = [args.prompt + SHORT], [2]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, model_of(args.model, Path(folder)))
-        took = take_turns({way: partial(seconds, bench, way) for way in WAYS}, args.turns)
+        took = take_turns({way: partial(seconds, bench, way) for way in args.ways}, args.turns)
         scheduler = bench.engine.engine_core.engine_core.scheduler
         blocks = {}
-        for way in WAYS:
+        for way in args.ways:
             with peak_blocks(scheduler) as peak:
                 seconds(bench, way)
             blocks[way] = peak()
     report = Report("first token", args)
     report.head("request", "s", "of plain", "least to most", "blocks of plain")
-    for way in WAYS:
+    for way in args.ways:
         ratios = took.ratios(way, "plain")
         report.row(
             way,
@@ -72,7 +73,7 @@ def main() -> None:
             spread(ratios),
             f"{blocks[way] / blocks['plain']:.3f}",
         )
-    report.end(seconds={way: took.values(way) for way in WAYS}, blocks=blocks)
+    report.end(seconds={way: took.values(way) for way in args.ways}, blocks=blocks)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,24 @@ ROWS = 4
 
 
 def started(
-    folder: Path, path: EnginePath, costs: DraftCosts | None = None, plain: int = 0
+    folder: Path,
+    path: EnginePath,
+    costs: DraftCosts | None = None,
+    plain: int = 0,
+    seed: int | None = None,
 ) -> Simulation:
-    """A simulation of two guided requests, and of some plain ones, that have run to their end."""
+    """A simulation of two guided requests, and of some plain ones, that have run to their end.
+
+    seed: of the first one, which is sampled then.
+    """
     sim = Simulation(make_config(folder, drafts=path.drafts), 100, path)
     if costs is not None:
         sim.scheduler._speculation.costs = costs
     for i in range(ROWS // 2):
         sim.add(f"guided {i}", [7 + i] * 20, 150, scale=2.0, negative=[9 + i] * 12)
+    params = sim.scheduler.requests["guided 0"].sampling_params
+    assert params is not None
+    params.seed, params.temperature = seed, float(seed is not None)
     for i in range(plain):
         sim.add(f"plain {i}", [7 + i] * 20, 150)
     sim.run()
@@ -52,6 +62,22 @@ def test_beside_plain_requests_nothing_is_measured(model_folder: Path, path: Eng
     sim = started(model_folder, path, plain=1)
     assert sim.scheduler._speculation.costs.of(ROWS + 1) == DRAFT_COST
     assert "draft_cost_milli_from_4" not in sim.scheduler.guidance_stats()
+
+
+@pytest.mark.parametrize("path", DRAFTING[:2], ids=lambda path: path.name)
+def test_a_text_with_a_seed_does_not_depend_on_how_long_steps_take(
+    model_folder: Path, path: EnginePath
+) -> None:
+    sim = started(model_folder, path, seed=3)
+    assert sim.scheduler._speculation.costs.of(ROWS) == DRAFT_COST
+    sim.scheduler._speculation.costs = DraftCosts(constant=5.0)  # no draft is worth that
+    before = sim.scheduler.guidance_stats()["guided_drafts"]
+    sim.add("seeded", [3] * 20, 60, scale=2.0, negative=[4] * 12)
+    params = sim.scheduler.requests["seeded"].sampling_params
+    assert params is not None
+    params.seed, params.temperature = 4, 1.0
+    sim.run()
+    assert sim.scheduler.guidance_stats()["guided_drafts"] > before
 
 
 @pytest.mark.parametrize("path", DRAFTING, ids=lambda path: path.name)

@@ -72,7 +72,12 @@ class GroupScheduler(Scheduler):
         if rest is not None:
             logger.warning("Guided requests get no drafts from %s.", rest)
         self._speculation = Speculation(
-            self._groups, self.num_spec_tokens, cost, self._steps_alone, for_groups=rest is None
+            self._groups,
+            self.requests,
+            self.num_spec_tokens,
+            cost,
+            self._steps_alone,
+            for_groups=rest is None,
         )
         self._suffixes = Suffixes(self.requests)
         self._probes = Probes(

@@ -306,7 +306,7 @@ class GuidedScheduler(GroupScheduler):
         alone = self._steps_alone and all(
             stream in self._groups for stream in scheduler_output.num_scheduled_tokens
         )
-        is_measured = alone and not self._suffixes
+        is_measured = alone and self._speculation.measures(leaders)
         most = self._speculation.plan(leaders, scheduler_output, is_measured)
         if alone:
             drafts = scheduler_output.num_spec_tokens_to_schedule

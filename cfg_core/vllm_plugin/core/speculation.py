@@ -32,15 +32,16 @@ class Speculation:
     def __init__(
         self,
         groups: GroupTable,
+        requests: Mapping[str, Request],
         most: int,
         cost: float | None,
         may_rest: bool = True,
         for_groups: bool = True,
     ) -> None:
-        self._groups, self._most = groups, most
+        self._groups, self._requests, self._most = groups, requests, most
         self._for_groups = for_groups
         measures = cost is None and may_rest and for_groups and most > 0
-        known = DRAFT_COST if cost is None else cost
+        self._known = known = DRAFT_COST if cost is None else cost
         self.costs = DraftCosts(None if measures else known)
         self.clock = time.monotonic
         self._may_rest = may_rest
@@ -59,22 +60,34 @@ class Speculation:
         if guided:
             self._length(request_id).observe(drafted, accepted)
 
-    def plan(self, leaders: Iterable[str], step: SchedulerOutput, alone: bool) -> int:
+    def plan(self, leaders: Iterable[str], step: SchedulerOutput, is_measured: bool) -> int:
         """Decide how many drafts each of these groups verifies next. Returns the largest number.
 
         A drafter that is not for groups need not know that they use none: it makes all drafts.
 
-        alone: whether the drafter will make no more than that, as only groups are in the step, and
-            none that has a suffix.
+        is_measured: see `measures`.
         """
         if not self._for_groups:
             return self._most
         rows = len(step.num_scheduled_tokens)
-        played = self.costs.trial_move(rows) if alone and _decodes(step) else None
+        played = self.costs.trial_move(rows) if is_measured and _decodes(step) else None
         cost = self.costs.of(rows)
         for leader in leaders:
-            self._planned[leader] = self._next_length(leader, played, cost)
+            own = self._known if self._is_seeded(leader) else cost
+            self._planned[leader] = self._next_length(leader, played, own)
         return max((self._planned[leader] for leader in leaders), default=0)
+
+    def measures(self, leaders: Iterable[str]) -> bool:
+        """Whether a step tells what drafts cost, in which these groups are, and nothing else.
+
+        Suffixes are in the place of drafts. And a text with a seed must not depend on how long
+        steps take, so that it is the same again if nothing runs beside it.
+        """
+        return not any(self._has_suffix(one) or self._is_seeded(one) for one in leaders)
+
+    def _is_seeded(self, leader: str) -> bool:
+        params = self._requests[leader].sampling_params
+        return params is not None and params.seed is not None and params.temperature > 0
 
     def _next_length(self, leader: str, played: bool | None, cost: float) -> int:
         if self._has_suffix(leader):
@@ -84,7 +97,7 @@ class Speculation:
         return self._length(leader).next(self._most, cost)
 
     def begin(self, step: SchedulerOutput) -> None:
-        """Note a step that was scheduled, in which only groups without a suffix are."""
+        """Note a step that was scheduled, and is measured (`measures`)."""
         if _decodes(step):
             made, rows = step.num_spec_tokens_to_schedule, len(step.num_scheduled_tokens)
             self.costs.begin(step, rows, made, _drafts(step))

@@ -99,6 +99,7 @@ def _v1(number: Number, **more: Any) -> Format:
 
 def _v2(kind: str, number: Number) -> Format:
     fields = {"model": NAME, "input_type": "search_query", "embedding_types": [kind]}
+    fields["truncate"] = "NONE"  # Cohere's own default is to cut long texts
     return Format("/v2/embed", "texts", fields, lambda answer: answer["embeddings"][kind], number)
 
 

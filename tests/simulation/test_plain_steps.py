@@ -17,7 +17,7 @@ from tests.simulation.paths import PATHS, make_config
 from tests.simulation.sim import Simulation
 from tests.simulation.texts import VOCAB
 
-SEEDS = range(2)
+SEEDS = range(1)
 
 
 def overridden(cls):

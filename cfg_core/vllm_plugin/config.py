@@ -240,13 +240,8 @@ def step_budget(scheduler: Scheduler) -> int:
     )
 
 
-def rows_per_stream(scheduler: Scheduler) -> int:
+def rows_per_stream(config: VllmConfig) -> int:
     """Tokens of a step's budget that a decoding stream takes, with drafts and drafting slots."""
-    return rows_of_a_stream(scheduler.vllm_config)
-
-
-def rows_of_a_stream(config: VllmConfig) -> int:
-    """As `rows_per_stream`, by the configuration alone."""
     return 1 + int(config.num_speculative_tokens) + drafting_slots(config)
 
 

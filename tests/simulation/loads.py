@@ -88,7 +88,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     path, split = sim.runner.path, sim.scheduler._split.pool
     kept = split.watermark if path.drafts and path.states else 0  # where there is less to spare
     pool = (stats["total_blocks"] - 2 - kept) * sim.block_size
-    most = min(6, stats["max_num_seqs"], budget // config.rows_per_stream(sim.scheduler))
+    most = min(6, stats["max_num_seqs"], budget // config.rows_per_stream(sim.config))
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
     drafts = path.drafts
     room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
@@ -155,7 +155,7 @@ def random_suffix(rng: random.Random, sim: Simulation) -> list[int]:
     """Up to 40 tokens that a step can have; mostly none. Admission refuses the other paths."""
     scheduler = sim.scheduler.scheduler_config
     threshold = scheduler.long_prefill_token_threshold or 1_000
-    room = config.step_budget(sim.scheduler) - config.rows_per_stream(sim.scheduler)
+    room = config.step_budget(sim.scheduler) - config.rows_per_stream(sim.config)
     most = min(40, room, threshold - 1)
     if rng.random() < 0.6 or sim.runner.path.states:
         return []

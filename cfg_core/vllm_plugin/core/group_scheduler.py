@@ -150,7 +150,7 @@ class GroupScheduler(Scheduler):
         suffix: tokens of the leader's suffix, which its length contains.
         """
         streams = 1 + len(follower_tokens)
-        rows = suffix + streams * config.rows_per_stream(self)
+        rows = suffix + streams * config.rows_per_stream(self.vllm_config)
         return (
             streams <= self.max_num_active_reqs
             and rows <= config.step_budget(self)

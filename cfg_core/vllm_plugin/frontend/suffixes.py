@@ -8,7 +8,7 @@ from cfg_core.errors import CapacityError, GuidanceError
 from cfg_core.params import GuidanceParams, TokenIds
 from cfg_core.params.checks import check_token_ids
 from cfg_core.params.fields import NEGATIVE_IDS, SUFFIX_IDS, SUFFIX_TEXT
-from cfg_core.vllm_plugin.config import is_recurrent, rows_of_a_stream
+from cfg_core.vllm_plugin.config import is_recurrent, rows_per_stream
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,7 +92,7 @@ def _check_size(config: VllmConfig, tokens: int, prompt: int, field: str) -> Non
     scheduler = config.scheduler_config
     threshold: int = scheduler.long_prefill_token_threshold
     budget: int = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    most = min(MOST_TOKENS, budget - rows_of_a_stream(config), (threshold or budget) - 1)
+    most = min(MOST_TOKENS, budget - rows_per_stream(config), (threshold or budget) - 1)
     if tokens > most:
         raise CapacityError(
             f"{field} has {tokens} tokens, and a step of this engine can compute {most} behind a"

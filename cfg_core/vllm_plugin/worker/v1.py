@@ -27,6 +27,7 @@ from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.drafters import why_groups_rest
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.adapters import AdaptersOfRows
 from cfg_core.vllm_plugin.worker.begun_v1 import adding, begun_of
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
@@ -44,7 +45,7 @@ ANY_TOKEN = 0
 """What a blind probe reads, which has no token: what it computes is dropped."""
 
 
-class GuidedRunnerV1(GPUModelRunner):
+class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
     """vLLM's V1 model runner: blends the rows of joint groups, and runs logits processors.
 
     `prepare` must be called once, after `__init__` and before the first step.
@@ -155,18 +156,6 @@ class GuidedRunnerV1(GPUModelRunner):
         super()._prepare_input_ids(
             scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens
         )
-
-    @override
-    def _set_active_loras(
-        self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any
-    ) -> None:
-        """Call vLLM's method, with the adapters of suffixes' rows behind those of the batch.
-
-        prompt_lora_mapping: the adapter of each row that gets logits.
-        """
-        if self.guidance.suffixes is not None:
-            prompt_lora_mapping = self.guidance.suffixes.adapters(prompt_lora_mapping)
-        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     def _compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[rows, hidden size] -> [rows, vocabulary], or without the followers' rows.

@@ -25,6 +25,7 @@ from cfg_core.blend import kernel, rules
 from cfg_core.logits_processors.registry import Registry
 from cfg_core.vllm_plugin.config import check_overrides
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.adapters import AdaptersOfRows
 from cfg_core.vllm_plugin.worker.compact_v2 import (
     can_compact,
     has_one_row_each,
@@ -43,7 +44,7 @@ from cfg_core.vllm_plugin.worker.strengths import with_strengths
 from cfg_core.vllm_plugin.worker.suffixes import SuffixRows, SuffixStager
 
 
-class GuidedRunnerV2(GPUModelRunner):
+class GuidedRunnerV2(AdaptersOfRows, GPUModelRunner):
     """vLLM's Model Runner V2: blends the rows of joint groups, and runs logits processors.
 
     `prepare` must be called once, after `__init__` and before the model is loaded.
@@ -127,18 +128,6 @@ class GuidedRunnerV2(GPUModelRunner):
             slots = to_device(batch.idx_mapping_np[decoding], np.int64, self.device)
             newest = self.req_states.last_sampled_tokens.view(-1)[slots]
             batch.input_ids[to_device(before, np.int64, self.device)] = newest.to(torch.int32)
-
-    @override
-    def _set_active_loras(
-        self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any
-    ) -> None:
-        """Call vLLM's method, with the adapters of suffixes' rows behind those of the batch.
-
-        prompt_lora_mapping: the adapter of each row that gets logits.
-        """
-        if self.guidance.suffixes is not None:
-            prompt_lora_mapping = self.guidance.suffixes.adapters(prompt_lora_mapping)
-        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:

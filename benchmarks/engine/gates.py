@@ -1,13 +1,13 @@
 """What closed gates save of a suffix: texts whose gates open at shares of their tokens.
 
-B instructions to the chat model, each with `negative_suffix` of so many tokens, are answered with a
-temperature of 1 and seeds. `guided` is the share of tokens whose gate (`guidance_min_entropy`, in
-nats) was open. The two columns of tokens per second are relative to B plain requests of the same
+Instructions to the chat model, each with `negative_suffix` of so many tokens, are answered with a
+temperature of 1 and seeds, B at a time: where one ends, the next begins. `guided` is the share of tokens whose gate (`guidance_min_entropy`, in
+nats) was open. The two columns of tokens per second are relative to plain requests of the same
 prompts: with probes, and with the suffix computed for each token. Their texts are the same.
 `probes` is their number for each token, `in vain` the share of them that found its gate open, and
 `blocks` the most KV blocks of a step, relative to plain.
 
-    python -m benchmarks.engine.gates [--scheduling async] [--batches 1 8] [--suffix 16] [--turns 5]
+    python -m benchmarks.engine.gates [--scheduling async] [--batches 1 8] [--suffix 16] [--waves 2]
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ class Gated:
             async_scheduling=args.scheduling == "async",
         )
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        self.prompts = [prompt.conditional() for prompt in prompts(max(args.batches))]
+        most = args.waves * max(args.batches)
+        self.prompts = [prompt.conditional() for prompt in prompts(most)]
 
     def seconds(self, batch: int, fields: dict[str, Any] | None, saves: bool = True) -> float:
-        """What it takes to make the texts of the first `batch` prompts."""
+        """What it takes to make the texts of `waves` times `batch` prompts, `batch` at a time."""
         from vllm import SamplingParams
 
+        texts = self.args.waves * batch
         self.scheduler._probes.saves = saves
+        self.scheduler.max_num_active_reqs = batch
         params = [
             SamplingParams(
                 max_tokens=self.args.tokens,
@@ -57,10 +60,10 @@ class Gated:
                 seed=seed,
                 extra_args=fields,
             )
-            for seed in range(batch)
+            for seed in range(texts)
         ]
         start = time.perf_counter()
-        self.llm.chat(self.prompts[:batch], params, use_tqdm=False)
+        self.llm.chat(self.prompts[:texts], params, use_tqdm=False)
         return time.perf_counter() - start
 
     def counts(self, batch: int, fields: dict[str, Any] | None) -> dict[str, int]:
@@ -118,6 +121,7 @@ def main() -> None:
     options.add_argument("--entropies", type=float, nargs="+", default=list(ENTROPIES))
     options.add_argument("--suffix", type=int, default=16, help="tokens of the suffix")
     options.add_argument("--tokens", type=int, default=48, help="tokens of each text")
+    options.add_argument("--waves", type=int, default=2, help="texts for each of the B")
     options.add_argument("--turns", type=int, default=5)
     args = options.parse_args()
     gated, report, rows = Gated(args), Report("gates", args), []

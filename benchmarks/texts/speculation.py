@@ -24,7 +24,8 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -111,20 +112,39 @@ def stories(
 
 def kept(llm: Any, guided_drafts: bool, **load: Any) -> dict[str, float]:
     """The share of drafts that are kept, and tokens per step, with the drafter guided or not."""
-    core = llm.llm_engine.engine_core.engine_core
-    drafter = core.model_executor.driver_worker.worker.model_runner.drafter
-    joint_rows = drafter.joint_rows
-    if not guided_drafts:
-        drafter.joint_rows = lambda: None
     before, kind = stats(llm), "plain" if load["scale"] == 1 else "guided"
     prompts, params = stories(llm, **load)
-    llm.generate(prompts, params, use_tqdm=False)
-    drafter.joint_rows = joint_rows
+    with nullcontext() if guided_drafts else leaders_draft_alone(llm):
+        llm.generate(prompts, params, use_tqdm=False)
     steps, drafts, accepted = (
         stats(llm)[f"{kind}_{name}"] - before[f"{kind}_{name}"]
         for name in ("draft_steps", "drafts", "drafts_accepted")
     )
     return {"drafts": drafts, "kept": accepted / drafts, "tokens_per_step": 1 + accepted / steps}
+
+
+@contextmanager
+def leaders_draft_alone(llm: Any) -> Iterator[None]:
+    """Let each group's drafts be those of its leader, which the negative does not change."""
+    from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedProposer, sample_seeded
+
+    drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    drafter = drafter.model_runner.drafter
+    assert isinstance(drafter, GuidedProposer)
+
+    def unblended(hidden_states: torch.Tensor, sampling: Any) -> Any:
+        tokens, probs = super(GuidedProposer, drafter)._sample_draft_tokens(hidden_states, sampling)
+        if probs is not None:
+            sample_seeded(tokens, probs, sampling)
+        if drafter.guidance.rows is not None:
+            drafter.guidance.rows.copy_to_followers(tokens.view(-1, 1))
+        return tokens, probs
+
+    drafter._sample_draft_tokens = unblended
+    try:
+        yield
+    finally:
+        del drafter._sample_draft_tokens
 
 
 def acceptance(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:

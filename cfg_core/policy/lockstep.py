@@ -43,6 +43,7 @@ class StreamState:
     media: the images, audio and video among them that the encoder has no place for yet.
     end: how many of the last of these tokens only a joint step computes: its last one and, if it
         has a suffix, those of the suffix.
+    drafts: how many of the last of these tokens are drafts.
     """
 
     id: str
@@ -50,6 +51,7 @@ class StreamState:
     follower: bool = False
     media: tuple[MediaItem, ...] = ()
     end: int = 1
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,8 @@ class Snapshot:
         speculation a drafter needs them for its own rows.
     by_rank: whether units are preempted by rank (the priority policy).
     media_room: the room for images, audio and video.
-    joint_limit: most tokens that a stream may compute in the step in which its group samples. 0
-        means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
+    joint_limit: most tokens that a stream may compute in the step in which its group samples,
+        besides its drafts. 0 means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
         of a prompt than were granted.
     """
 
@@ -228,7 +230,7 @@ def _allot(units: Sequence[Unit], snapshot: Snapshot) -> _Allotment:
     limit = snapshot.chunk_limit or snapshot.token_budget
     for unit in units:
         if unit.guided:
-            _allot_guided(unit, limit, snapshot.joint_limit or limit, out)
+            _allot_guided(unit, limit, snapshot.joint_limit, out)
         else:
             _grant(unit.streams[0], unit.streams[0].remaining, limit, out)
     return out
@@ -244,7 +246,8 @@ def _allot_guided(unit: Unit, limit: int, joint_limit: int, out: _Allotment) -> 
     joint = (
         not unit.half_admitted
         and all(s.remaining >= s.end for s in unit.streams)
-        and max(remaining) <= min(limit, joint_limit)
+        and max(remaining) <= limit
+        and (not joint_limit or all(s.remaining - s.drafts <= joint_limit for s in unit.streams))
         and needed <= out.budget
         and out.media_budget.reaches_all([(s.media, s.remaining) for s in unit.streams])
     )

@@ -80,11 +80,6 @@ def _states(config: VllmConfig) -> Iterator[str]:
     """
     if not config.model_config.is_hybrid:
         yield "speculation of a model without attention (remove speculative_config)"
-    if config.cache_config.enable_prefix_caching:
-        yield (
-            "speculation of a model with recurrent state and prefix caching"
-            " (set enable_prefix_caching=False)"
-        )
     if current_platform.is_cpu() and not hasattr(
         config.model_config.hf_text_config, GATED_DELTA_NET
     ):

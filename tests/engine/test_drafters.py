@@ -89,9 +89,8 @@ def test_several_heads_are_one_on_the_v1_runner() -> None:
     assert drafters.why_groups_rest(engine_config("mtp", use_multi_module_mtp=lambda: True)) is None
 
 
-def recurrent_config(*, caches: bool = False, hybrid: bool = True, **text: int) -> Any:
+def recurrent_config(*, hybrid: bool = True, **text: int) -> Any:
     config = engine_config("mtp")
-    config.cache_config = SimpleNamespace(enable_prefix_caching=caches)
     config.model_config = SimpleNamespace(is_hybrid=hybrid, hf_text_config=SimpleNamespace(**text))
     return config
 
@@ -106,7 +105,6 @@ def test_gated_delta_nets_draft_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (recurrent_config(caches=True, **GATED_DELTA), "set enable_prefix_caching=False"),
         (recurrent_config(hybrid=False, **GATED_DELTA), "without attention"),
         (recurrent_config(), "on a CPU"),
     ],

@@ -25,6 +25,9 @@ def simulate(folder: Path, path: EnginePath, seed: int, num_requests: int = 30) 
     if path.states:
         # A stream has states beside its KV blocks: with drafts, one for each token of a step.
         num_blocks += num_blocks if path.drafts else num_blocks // 2
+    if path.states == "align":
+        # By default, vLLM keeps the state of the last whole block of a prompt alone.
+        setup["prefix_cache_retention_interval"] = (0, 16, 64)[seed % 3]
     sim = Simulation(make_config(folder, drafts=path.drafts, **setup), num_blocks, path)
     random_load(sim, rng, num_requests)
     sim.check_drained()
@@ -92,7 +95,7 @@ def _add_random(sim: Simulation, rng: random.Random, rid: str, shared: list[int]
     size = rng.randint(2, most) if rng.random() < 0.4 else 2
     drafts = path.drafts
     room = (40 if size == 2 else 52) + drafts  # for output, drafts, and the rest of a block
-    room += sim.block_size * {"": 0, "none": 1 + drafts, "align": 3}[path.states]
+    room += sim.block_size * {"": 0, "none": 1 + drafts, "align": 3 + drafts}[path.states]
     if split.kv_split == EVEN:
         longest = min(100, pool // 2 // (size - 1) - room)
     else:

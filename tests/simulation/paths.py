@@ -56,7 +56,8 @@ PATHS = [
         for asynchronous in (False, True)
     ),
     *(
-        EnginePath(v2, asynchronous, drafts=3, states="none")
+        EnginePath(v2, asynchronous, drafts=3, states=states)
+        for states in ("none", "align")
         for v2 in (False, True)
         for asynchronous in (False, True)
     ),

@@ -282,16 +282,47 @@ class FakeRunner:
     def _advance_states(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
         """As `_advance_state`, with drafts: each token of a decode leaves a state of its own.
 
-        vLLM begins with that of the last token that was accepted in the step before.
+        vLLM begins with that of the last token that was accepted in the step before. With "align",
+        the entries of a step begin at the block of its last token (`preprocess_mamba`).
         """
-        begun = self.states.get(sequence.states[sequence.accepted - 1])
+        now = 0
+        if self.path.states == "align":
+            now = (end - 1) // self.block_size
+            last = sequence.state_at
+            if last is None:
+                last = (start - 1) // self.block_size
+            if start and last != now:
+                moved = sequence.states[last + sequence.accepted - 1]
+                self.states[sequence.states[now]] = self.states.get(moved, 0)
+                sequence.accepted = 1
+        begun = self.states.get(sequence.states[now + sequence.accepted - 1])
         assert not start or begun == sequence.prefix(start - 1), (
             f"{stream}: its state is not that of its {start} tokens"
         )
         decodes = start >= sequence.num_prompt and end - start == 1 + len(sequence.drafts)
-        for slot, place in enumerate(range(start if decodes else end - 1, end)):
+        for slot, place in enumerate(range(start if decodes else end - 1, end), now):
+            assert sequence.states[slot] != 0, f"{stream}: its state is in the null block"
             self.states[sequence.states[slot]] = sequence.prefix(place)
-        sequence.accepted = 1
+        sequence.state_at, sequence.accepted = now, 1
+        if self.path.states == "align" and not sequence.drafts:
+            self._keep_aligned(sequence, end)
+
+    def _keep_aligned(self, sequence: Sequence, computed: int) -> None:
+        """Put the state of the last whole block into that block, where others find it.
+
+        computed: the tokens that are computed and accepted. This is vLLM's
+        `postprocess_mamba_fused_kernel`.
+        """
+        running = computed - sequence.accepted + 1  # the tokens in the first entry of the step
+        aligned = computed // self.block_size * self.block_size
+        if aligned < running:
+            return
+        assert sequence.state_at is not None
+        source = sequence.states[sequence.state_at + aligned - running]
+        kept = aligned // self.block_size - 1
+        self.states[sequence.states[kept]] = self.states[source]
+        if kept == sequence.state_at:
+            sequence.accepted = 1
 
     def _sample(
         self, guidance: StepGuidance, ends: dict[str, int], opened: Collection[str]
@@ -330,6 +361,8 @@ class FakeRunner:
         rejected = len(sequence.drafts) + 1 - len(new)
         sequence.computed -= rejected
         sequence.rejected += rejected
+        if self.path.states == "align" and sequence.drafts and new:
+            self._keep_aligned(sequence, sequence.computed)
         self.rejections.append((stream, sequence, sequence.lives, rejected))
         if not self.path.asynchronous:
             sequence.known += len(new)

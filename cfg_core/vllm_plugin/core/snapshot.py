@@ -145,7 +145,8 @@ def _state(
     if request.request_id in held:
         remaining = 0
     items = media.items_of(scheduler, request, request.num_computed_tokens)
-    return StreamState(request.request_id, remaining, follower, items, end)
+    drafts = len(request.spec_token_ids)
+    return StreamState(request.request_id, remaining, follower, items, end, drafts)
 
 
 def _waiting_units(

@@ -6,16 +6,19 @@ steps without drafts.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.v1.kv_cache_interface import MambaSpec
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
+    from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext
 
 
 def make_expand_batch_to_tokens(_stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -132,6 +135,93 @@ def filled_up(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.T
     lengths, places = starts.diff().unsqueeze(1), torch.arange(longest)
     source = starts[:-1].unsqueeze(1) + places.minimum(lengths - 1)
     return source.flatten(), (places < lengths).flatten()
+
+
+def make_run_fused_precopy(_stock: Callable[..., None]) -> Callable[..., None]:
+    """Replaces `MambaSpecDecodeGPUContext.run_fused_precopy`, which needs a GPU.
+
+    With drafts and prefix caching, a sequence whose step ends in another block than its last one
+    takes its state along.
+    """
+
+    def run_fused_precopy(
+        self: MambaSpecDecodeGPUContext,
+        num_reqs: int,
+        state_idx_gpu: torch.Tensor,
+        src_col_gpu: torch.Tensor,
+        token_bias_gpu: torch.Tensor,
+        idx_mapping: torch.Tensor | None,
+    ) -> None:
+        if not self.is_initialized:
+            return
+        places = range(num_reqs) if idx_mapping is None else idx_mapping[:num_reqs].tolist()
+        sources, targets = src_col_gpu.tolist(), state_idx_gpu.tolist()
+        for place in places:
+            if place >= 0 and sources[place] >= 0 and sources[place] != targets[place]:
+                copy_states(
+                    self, place, sources[place], targets[place], int(token_bias_gpu[place])
+                )
+
+    return run_fused_precopy
+
+
+def make_run_fused_postprocess(_stock: Callable[..., None]) -> Callable[..., None]:
+    """Replaces `MambaSpecDecodeGPUContext.run_fused_postprocess`, which needs a GPU.
+
+    With drafts and prefix caching, the state of the last whole block of accepted tokens goes into
+    that block, where other sequences find it.
+    """
+
+    def run_fused_postprocess(
+        self: MambaSpecDecodeGPUContext,
+        num_reqs: int,
+        num_accepted_tokens_gpu: torch.Tensor,
+        mamba_state_idx_gpu: torch.Tensor,
+        num_scheduled_tokens_gpu: torch.Tensor,
+        num_computed_tokens_gpu: torch.Tensor,
+        num_draft_tokens_gpu: torch.Tensor,
+    ) -> None:
+        if not self.is_initialized:
+            return
+        accepted = num_accepted_tokens_gpu[:num_reqs]
+        self.num_accepted_tokens_out[:num_reqs] = accepted
+        first = num_computed_tokens_gpu + num_scheduled_tokens_gpu - num_draft_tokens_gpu
+        first = first[:num_reqs]  # tokens in the state of the step's first entry
+        whole = (first + accepted - 1) // self.block_size * self.block_size
+        for place in (whole >= first).nonzero().flatten().tolist():
+            source, target = int(mamba_state_idx_gpu[place]), int(whole[place]) // self.block_size
+            copy_states(self, place, source, target - 1, int(whole[place] - first[place]))
+            if source == target - 1:
+                self.num_accepted_tokens_out[place] = 1
+
+    return run_fused_postprocess
+
+
+def copy_states(
+    context: MambaSpecDecodeGPUContext, request: int, source: int, target: int, tokens: int
+) -> None:
+    """Copy the states of all layers between two blocks of a request.
+
+    source, target: columns of its row in the block tables.
+    tokens: which state is meant: that so many tokens behind the first one of `source`. A recurrent
+        state has a block for each token. The window of a convolution is shifted instead.
+    """
+    for state in range(context.num_states):
+        row = int(context.block_table_ptrs[context.state_group_indices[state]])
+        row += request * context.block_table_stride_req * ctypes.sizeof(ctypes.c_int32)
+        width = int(context.state_conv_widths[state])
+        blocks = (ctypes.c_int32 * (max(source + tokens, target) + 1)).from_address(row)
+        base, stride = int(context.state_base_addrs[state]), int(context.state_block_strides[state])
+        size = int(context.state_inner_sizes[state]) * int(context.state_elem_sizes[state])
+        to = base + blocks[target] * stride
+        if not width:
+            ctypes.memmove(to, base + blocks[source + tokens] * stride, size)
+            continue
+        begin = base + blocks[source] * stride + tokens * size
+        by_channel = is_conv_state_dim_first()
+        for channel in range(int(context.state_dim_row_count[state]) if by_channel else 1):
+            at = channel * int(context.state_dim_row_stride[state])
+            ctypes.memmove(to + at, begin + at, (width - tokens) * size)
 
 
 def returns_last_state_only(_stock: Callable[..., Any]) -> bool:

@@ -1,11 +1,11 @@
 """What closed gates save of a suffix: texts whose gates open at shares of their tokens.
 
 Instructions to the chat model, each with `negative_suffix` of so many tokens, are answered with a
-temperature of 1 and seeds, B at a time: where one ends, the next begins. `guided` is the share of tokens whose gate (`guidance_min_entropy`, in
-nats) was open. The two columns of tokens per second are relative to plain requests of the same
-prompts: with probes, and with the suffix computed for each token. Their texts are the same.
-`probes` is their number for each token, `in vain` the share of them that found its gate open, and
-`blocks` the most KV blocks of a step, relative to plain.
+temperature of 1 and seeds, B at a time: where one ends, the next begins. `guided` is the share of
+tokens whose gate (`guidance_min_entropy`, in nats) was open. The two columns of tokens per second
+are relative to plain requests of the same prompts: with probes, and with the suffix computed for
+each token. Their texts are the same. `probes` is their number for each token, `in vain` the share
+of them that found its gate open, and `blocks` the most KV blocks of a step, relative to plain.
 
     python -m benchmarks.engine.gates [--scheduling async] [--batches 1 8] [--suffix 16] [--waves 2]
 """

@@ -128,9 +128,8 @@ def leaders_draft_alone(llm: Any) -> Iterator[None]:
     """Let each group's drafts be those of its leader, which the negative does not change."""
     from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedProposer, sample_seeded
 
-    drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    drafter = drafter.model_runner.drafter
-    assert isinstance(drafter, GuidedProposer)
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    drafter = worker.model_runner.drafter
 
     def unblended(hidden_states: torch.Tensor, sampling: Any) -> Any:
         tokens, probs = super(GuidedProposer, drafter)._sample_draft_tokens(hidden_states, sampling)

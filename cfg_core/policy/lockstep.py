@@ -123,8 +123,8 @@ class Snapshot:
     by_rank: whether units are preempted by rank (the priority policy).
     media_room: the room for images, audio and video.
     joint_limit: most tokens that a stream may compute in the step in which its group samples,
-        besides its drafts. 0 means no limit. It is set if a solo sample is costly, and if vLLM may compute fewer tokens
-        of a prompt than were granted.
+        besides its drafts. 0 means no limit. It is set if a solo sample is costly, and if vLLM may
+        compute fewer tokens of a prompt than were granted.
     """
 
     running: tuple[Unit, ...]

@@ -13,12 +13,12 @@ import pytest
 import torch
 import vllm
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.model_executor.layers.mamba.mamba_utils import (
     get_conv_copy_spec,
     get_conv_state_layout,
     get_temporal_copy_spec,
 )
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext

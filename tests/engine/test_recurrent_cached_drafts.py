@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,12 +37,15 @@ LENGTHS = [(121, 60), (124, 125), (127, 120), (270, 260)]
 """Of prompts and negatives."""
 PLAIN = [122, 126]
 FEWEST_HITS = 2
-"""Streams of the second turn. vLLM does not keep the state of a block that a run of drafts ends, and
-with a head it reads one block less. The two longest ones hit in any case."""
+"""Streams of the second turn. vLLM does not keep the state of a block that ends within a run of
+drafts, and with a head it reads one block less. The two longest streams hit in any case."""
 
 _rng = random.Random(11)
 FIRST = [
-    *(Case(random_ids(_rng, a), random_ids(_rng, b), 1.5 + i % 2) for i, (a, b) in enumerate(LENGTHS)),
+    *(
+        Case(random_ids(_rng, a), random_ids(_rng, b), 1.5 + i % 2)
+        for i, (a, b) in enumerate(LENGTHS)
+    ),
     *(Case(prompt := random_ids(_rng, length), prompt[:1], 1.0) for length in PLAIN),
 ]
 """The last ones are plain: at scale 1, the negative has no weight."""
@@ -95,8 +97,9 @@ def states_stay_behind(patches: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(
             cpu_faults,
             "copy_states",
-            lambda context, request, source, target, count: source >= target
-            and copy_states(context, request, source, target, count),
+            lambda context, request, source, target, count: (
+                source >= target and copy_states(context, request, source, target, count)
+            ),
         )
         yield
 
@@ -146,7 +149,8 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> Turns:
     right = {pair for one in (known, *found.values()) for pair in one.pairs}
     stock = bench.start(guided=False, max_logprobs=-1, **ROOMY, enable_prefix_caching=False)
     verdicts = [
-        verify(stock, sorted(pairs, key=str), row.dtype) for pairs in (right, set(faulty.pairs) - right)
+        verify(stock, sorted(pairs, key=str), row.dtype)
+        for pairs in (right, set(faulty.pairs) - right)
     ]
     stock.close()
     return Turns(found, *verdicts)

@@ -31,13 +31,15 @@ SMALL = {
     "engine.scheduler": ["--groups 1 --turns 1 --steps 2"],
     "engine.strength_error": ["--vocabularies 1000 --rows 1"],
     "instructions": ["--scales 1 2 --prompts 2 --samples 0"],
-    "instructions.frontier": ["--prompts 2 --settings [{},{\"guidance_scale\":2}]"],
-    "instructions.passages": ["--settings [{},{\"guidance_scale\":2}]"],
+    "instructions.frontier": ['--prompts 2 --settings [{},{"guidance_scale":2}]'],
+    "instructions.passages": ['--settings [{},{"guidance_scale":2}]'],
     "plots.frontier": ["RESULT:frontier OUT.svg"],
     "plots.instructions": ["RESULT:instructions OUT.svg"],
     "plots.real_size": ["RESULT:real-size OUT.svg"],
     "plots.scale": ["RESULT:scale RESULT:start OUT.svg"],
-    "plots.speed": ["RESULT:decode-greedy RESULT:decode-sampled RESULT:http RESULT:ceiling OUT.svg"],
+    "plots.speed": [
+        "RESULT:decode-greedy RESULT:decode-sampled RESULT:http RESULT:ceiling OUT.svg"
+    ],
     "real_size": ["--vocabularies 2048 --lengths 64 --batches 1 --turns 1"],
     "routing.engines": ["--replicas 2 --prefixes 4 --requests 8 --words 20 --clients 2"],
     "routing.scale": ["--replicas 4 --routers 2 --measured 2"],
@@ -77,7 +79,9 @@ def test_each_benchmark_has_a_short_run():
 @pytest.mark.survey
 @pytest.mark.parametrize(("module", "line"), CASES, ids=lambda value: value.partition(" ")[0])
 def test_it_runs(module, line, tmp_path):
-    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"a": {"type": "null"}}}')
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"a": {"type": "null"}}}'
+    )
     words = [_word(word, tmp_path) for word in line.split()]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *words],

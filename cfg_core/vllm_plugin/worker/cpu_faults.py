@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
 from vllm.v1.kv_cache_interface import MambaSpec
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def make_run_fused_precopy(_stock: Callable[..., None]) -> Callable[..., None]:
         sources, targets = src_col_gpu.tolist(), state_idx_gpu.tolist()
         for place in places:
             if place >= 0 and sources[place] >= 0 and sources[place] != targets[place]:
-                copy_states(
-                    self, place, sources[place], targets[place], int(token_bias_gpu[place])
-                )
+                copy_states(self, place, sources[place], targets[place], int(token_bias_gpu[place]))
 
     return run_fused_precopy
 

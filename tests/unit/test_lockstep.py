@@ -81,6 +81,17 @@ def test_with_a_joint_limit_a_group_reads_its_prompts_before_it_samples():
     assert plan(snapshot(reading, ready), Needs()).sampling == {"a", "a-", "b", "b-"}
 
 
+def test_drafts_do_not_count_for_a_joint_limit():
+    decoding, reading = (
+        Unit(
+            (StreamState(name, size, drafts=3), StreamState(f"{name}-", size, True, drafts=3)), True
+        )
+        for name, size in (("a", 4), ("b", 5))
+    )
+    step = plan(snapshot(decoding, reading, joint_limit=1), Needs())
+    assert step.sampling == {"a", "a-"}
+
+
 def test_with_a_joint_limit_no_group_samples_in_the_step_that_admits_it():
     waiting = [WaitingUnit(("w", "w-"), (4, 4), guided=True)]
     assert plan(snapshot(waiting=waiting, free_slots=8, joint_limit=1), Needs()).sampling == set()

@@ -103,6 +103,7 @@ ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "/classify": (ENCODER | {"input": "A dog."}, ENCODERS),
     "/embed_sparse": (ENCODER | {"inputs": "A dog."}, ENCODERS),
     "/v2/embed": (ENCODER | {"texts": ["A dog."]}, ENCODERS),
+    "/": (ENCODER | {"inputs": "A dog."}, ENCODERS),
     "/embed": (ENCODER | {"inputs": "A dog."}, ENCODERS),
     "/embed_all": (ENCODER | {"inputs": "A dog."}, ENCODERS),
     "/predict": (ENCODER | {"inputs": "A dog."}, ENCODERS),

@@ -1,8 +1,8 @@
 """Every benchmark runs, at its smallest size.
 
 Nothing else runs them, and they read private names of the engine: one that is not run for a week
-may not run any more. `pytest --survey tests/package/test_benchmarks.py` takes half an hour. What
-they measure at these sizes means nothing.
+may not run any more. `pytest --survey tests/package/test_benchmarks.py` runs them. What they
+measure at these sizes means nothing.
 """
 
 from __future__ import annotations

@@ -242,10 +242,8 @@ class FakeRunner:
                 sequence.blocks[position // self.block_size], [0] * self.block_size
             )
             block[position % self.block_size] = sequence.prefix(position)
-        if self.path.states and self.path.drafts:
+        if self.path.states:
             self._advance_states(stream, sequence, start, end)
-        elif self.path.states:
-            self._advance_state(stream, sequence, start, end)
         del sequence.tokens[len(sequence.tokens) - drafts - len(suffix) :]
         del sequence.prefixes[len(sequence.tokens) :]
         sequence.computed = end
@@ -261,29 +259,12 @@ class FakeRunner:
         sequence.computed += 1
         return len(sequence.tokens)
 
-    def _advance_state(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
+    def _advance_states(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
         """Add tokens to the state, as the kernels do and vLLM's `preprocess_mamba` prepares.
 
-        With "align", each block of tokens has an entry, and the state moves on to the last one.
-        """
-        now = (end - 1) // self.block_size if self.path.states == "align" else 0
-        last = sequence.state_at
-        if last is None:
-            last = (start - 1) // self.block_size if self.path.states == "align" else 0
-        block = sequence.states[now]
-        assert block != 0, f"{stream}: its state is in the null block"
-        if start and last != now:
-            self.states[block] = self.states.get(sequence.states[last], 0)
-        assert not start or self.states.get(block) == sequence.prefix(start - 1), (
-            f"{stream}: its state is not that of its {start} tokens"
-        )
-        self.states[block], sequence.state_at = sequence.prefix(end - 1), now
-
-    def _advance_states(self, stream: str, sequence: Sequence, start: int, end: int) -> None:
-        """As `_advance_state`, with drafts: each token of a decode leaves a state of its own.
-
-        vLLM begins with that of the last token that was accepted in the step before. With "align",
-        the entries of a step begin at the block of its last token (`preprocess_mamba`).
+        With drafts, each token of a decode leaves a state of its own. vLLM begins with that of the
+        last token that was accepted in the step before. With "align", each block of tokens has an
+        entry, and the entries of a step begin at the block of its last token.
         """
         now = 0
         if self.path.states == "align":
@@ -304,11 +285,11 @@ class FakeRunner:
             assert sequence.states[slot] != 0, f"{stream}: its state is in the null block"
             self.states[sequence.states[slot]] = sequence.prefix(place)
         sequence.state_at, sequence.accepted = now, 1
-        if self.path.states == "align" and not sequence.drafts:
-            self._keep_aligned(sequence, end)
 
     def _keep_aligned(self, sequence: Sequence, computed: int) -> None:
         """Put the state of the last whole block into that block, where others find it.
+
+        Without drafts it is there already.
 
         computed: the tokens that are computed and accepted. This is vLLM's
         `postprocess_mamba_fused_kernel`.

@@ -18,6 +18,7 @@ in by themselves; the others compute in float32 if their name says nothing else.
 
     python -m benchmarks.embeddings                      all but the peers below, 20 minutes
     python -m benchmarks.embeddings --scale 0.25         a quarter of the texts
+    python -m benchmarks.embeddings --long 2 --documents 20    texts of 8,192 tokens
     python -m benchmarks.embeddings --infinity-python P  and infinity 0.0.78, run by P
     python -m benchmarks.embeddings --peers-python P     and ONNX Runtime and OpenVINO; P has
                                                          sentence-transformers[onnx,openvino]
@@ -32,6 +33,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +46,7 @@ from ..oracle import oracle_version
 from ..report import Report, parser
 from .engines import ENGINES, GEMM_TOKENS, OTHERS
 from .retrieval import docstring_pairs, quality
-from .workloads import minilm, workloads
+from .workloads import long_model, long_texts, minilm, workloads
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
@@ -58,7 +60,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-START_LIMIT_S = 240
+
+Load = tuple[str, int | None]
+"""A workload, and how many clients send its texts: None if they come as one list."""
 
 
 # ---- engines in processes ------------------------------------------------------------------------
@@ -85,12 +89,16 @@ class Child:
         self._answer()
 
     def run(
-        self, texts: list[str], vectors: bool = False
+        self, texts: list[str], *clients: int, vectors: bool = False
     ) -> tuple[float, float, list[list[float]]]:
-        """(CPU-seconds of the process tree, seconds, vectors if asked for)."""
+        """(CPU-seconds of the process tree, seconds, vectors if asked for).
+
+        clients: how many send the texts, if the engine is online.
+        """
         cpu, start = self._cpu_s(), time.perf_counter()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"texts": texts, "vectors": vectors}) + "\n")
+        order = {"texts": texts, "vectors": vectors, "clients": clients}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         return self._cpu_s() - cpu, time.perf_counter() - start, answer["vectors"]
@@ -142,30 +150,32 @@ def children(
 
 
 def measure(
-    engines: list[Child], texts: dict[str, list[str]], rounds: int
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """For each workload and engine the smallest CPU-seconds and seconds of `rounds` turns; one turn
-    is a warm-up."""
-    best: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in texts}
+    engines: list[Child], texts: dict[str, list[str]], clients: list[int], rounds: int
+) -> dict[Load, dict[str, tuple[float, float]]]:
+    """For each load and engine the smallest CPU-seconds and seconds of `rounds` turns; one turn is
+    a warm-up."""
+    best: dict[Load, dict[str, tuple[float, float]]] = {}
     for turn in range(rounds + 1):
         for load, items in texts.items():
             for engine in engines:
                 given = items[: max(1, len(items) // 40)] if "limit" in engine.name else items
-                cpu_s, wall_s, _ = engine.run(given)
-                if turn:
-                    known = best[load].get(engine.name, (math.inf, math.inf))
-                    best[load][engine.name] = min(known[0], cpu_s), min(known[1], wall_s)
+                for num in clients if "online" in engine.name else (None,):
+                    cpu_s, wall_s, _ = engine.run(given, *([] if num is None else [num]))
+                    known = best.setdefault((load, num), {})
+                    least = known.get(engine.name, (math.inf, math.inf))
+                    if turn:
+                        known[engine.name] = min(least[0], cpu_s), min(least[1], wall_s)
         print(f"turn {turn} of {rounds} done", file=sys.stderr, flush=True)
     return best
 
 
 def rows_of(
-    best: dict[str, dict[str, tuple[float, float]]],
+    best: dict[Load, dict[str, tuple[float, float]]],
     texts: dict[str, list[str]],
     tokens: dict[str, int],
 ) -> list[dict[str, Any]]:
     rows = []
-    for load, engines in best.items():
+    for (load, num_clients), engines in best.items():
         for name, (cpu_s, wall_s) in engines.items():
             is_limit = "limit" in name
             num_texts = max(1, len(texts[load]) // 40) if is_limit else len(texts[load])
@@ -174,9 +184,10 @@ def rows_of(
                 {
                     "workload": load,
                     "engine": name,
+                    "clients": num_clients,
                     "tokens_per_cpu_s": round(num_tokens / cpu_s),
-                    "texts_per_cpu_s": None if is_limit else round(num_texts / cpu_s, 1),
-                    "texts_per_s": None if is_limit else round(num_texts / wall_s, 1),
+                    "texts_per_cpu_s": None if is_limit else float(f"{num_texts / cpu_s:.3g}"),
+                    "texts_per_s": None if is_limit else float(f"{num_texts / wall_s:.3g}"),
                 }
             )
     return add_ratios(rows)
@@ -221,6 +232,10 @@ def options() -> argparse.Namespace:
     found.add_argument(
         "--scale", type=float, default=1.0, help="share of the 400 mixed and 1200 short texts"
     )
+    found.add_argument(
+        "--long", type=int, metavar="N", help="N texts of 8,192 tokens instead, random weights"
+    )
+    found.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="online")
     found.add_argument("--rounds", type=int, default=4)
     found.add_argument("--engines", help="comma-separated names, default: all")
     found.add_argument("--infinity-python", help="an interpreter that has infinity-emb")
@@ -236,8 +251,15 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
-    model = minilm()
-    texts = workloads(model, args.scale)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.long:
+            model = long_model(Path(folder))
+            compare(args, model, long_texts(model, args.long))
+        else:
+            compare(args, minilm(), workloads(minilm(), args.scale))
+
+
+def compare(args: argparse.Namespace, model: Path, texts: dict[str, list[str]]) -> None:
     names = args.engines.split(",") if args.engines else list(ENGINES)
     given = {"infinity": args.infinity_python, "peers": args.peers_python}
     interpreters = {name: python for name, python in given.items() if python}
@@ -248,7 +270,7 @@ def main() -> None:
     with children(names, model, interpreters, args.core) as started:
         offline = [e for e in started if "online" not in e.name and "limit" not in e.name]
         found = qualities(offline, args.documents)
-        best = measure(started, texts, args.rounds)
+        best = measure(started, texts, args.clients, args.rounds)
     tokens = num_tokens(model, texts)
     rows = rows_of(best, texts, tokens)
     columns = list(next(iter(found.values()), {}))

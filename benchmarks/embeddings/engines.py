@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-NUM_CLIENTS = 32
-
-Run = Callable[[Sequence[str]], Iterable[Any] | None]
-"""Embeds the texts; returns vectors, or None if nobody asks for them."""
+Run = Callable[..., Iterable[Any] | None]
+"""Embeds the texts; returns vectors, or None if nobody asks for them. If the engine is online, a
+second argument is the number of its clients."""
 
 
 def ours(model: str, dtype: str) -> Run:
@@ -141,18 +140,18 @@ def infinity(model: str, dtype: str) -> Run:
 
 
 def online(embed: Callable[[str], Awaitable[object]]) -> Run:
-    """NUM_CLIENTS clients that each send one text, wait, and send the next."""
+    """Clients that each send one text, wait, and send the next."""
 
-    async def all_of(texts: Sequence[str]) -> None:
+    async def all_of(texts: Sequence[str], num_clients: int) -> None:
         waiting = iter(texts)
 
         async def client() -> None:
             for text in waiting:
                 await embed(text)
 
-        await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
+        await asyncio.gather(*(client() for _ in range(num_clients)))
 
-    return lambda texts: LOOP.run_until_complete(all_of(texts))
+    return lambda texts, num_clients: LOOP.run_until_complete(all_of(texts, num_clients))
 
 
 def openvino_online(model: str, dtype: str) -> Run:
@@ -256,7 +255,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        vectors = run(order["texts"])
+        vectors = run(order["texts"], *order["clients"])
         answer = (
             [list(map(float, vector)) for vector in vectors]
             if order.get("vectors") and vectors is not None

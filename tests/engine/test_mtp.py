@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from cfg_core.reference import guided_generate, plain_generate
+from cfg_core.reference import Formula, guided_generate, plain_generate, weighted_generate
 from cfg_core.vllm_plugin import drafters
+from cfg_core.vllm_plugin.frontend.admission import AdmissionError
 from tests.engine import tiny_mtp
 from tests.engine.chosen import chosen
 from tests.engine.engines import (
@@ -31,7 +32,7 @@ from tests.engine.engines import (
     plain,
     tokens,
 )
-from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, rounding
+from tests.engine.oracle import CASES, MIN_MARGIN, NEW_TOKENS, Case, rounding
 from tests.engine.rosenblatt import (
     FALSE_ALARM,
     TEMPERATURE,
@@ -242,13 +243,51 @@ def test_groups_rest_beside_heads_that_cannot_be_guided(
     assert stats["plain_drafts_accepted"] > accepted > 0
 
 
+def test_suffixes_have_no_drafts_and_disturb_none(roomy: Engine, bench: Bench) -> None:
+    """Requests with a suffix among pairs and plain ones, and later plain ones of the same prompts.
+
+    Those find blocks in the cache that a suffix was behind, with the head's keys.
+    """
+    asked = [(case, case.negative[:7] * n) for n, case in enumerate(SOME[1:5], 1)]
+    prompts = [case.prompt for case, _ in asked]
+    params = [
+        plain(extra_args={"guidance_scale": c.scale, "negative_suffix_token_ids": list(suffix)})
+        for c, suffix in asked
+    ]
+    if FAMILIES[bench.name].latent:
+        with pytest.raises(AdmissionError, match="engines without chunked prefill"):
+            roomy.generate(prompts, params)
+        return
+    texts = [with_suffix(bench, *one) for one in asked]
+    before = roomy.stats()["guided_drafts"]
+    alone = tokens(roomy.generate(prompts, params))
+    assert roomy.stats()["guided_drafts"] == before
+    assert roomy.llm.reset_prefix_cache()
+    pairs, plains, words = [*map(guided, SOME)], [plain() for _ in SOME], [c.prompt for c in SOME]
+    mixed = tokens(roomy.generate(prompts + words * 2, params + pairs + plains))
+    after = tokens(roomy.generate(words, plains))
+    assert differences(alone, texts) == []
+    assert differences(mixed, texts + bench.guided + bench.plain) == []
+    assert differences(after, bench.plain) == []
+
+
+def with_suffix(bench: Bench, case: Case, suffix: tuple[int, ...]) -> list[int]:
+    """The reference's text for a prompt whose negative is the text so far with a suffix."""
+    formula = Formula(scales=((0, case.scale),), suffix=suffix)
+    text = weighted_generate(bench.mtp.target, case.prompt, (), formula, max_new_tokens=NEW_TOKENS)
+    assert text.min_gap > MIN_MARGIN * rounding(case.scale)
+    return text.token_ids
+
+
+RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 PATHS: dict[str, dict[str, Any]] = {
     "async": {"async_scheduling": True},
-    "two ranks": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+    "two ranks": RANKS,
+    "two ranks, async": {**RANKS, "async_scheduling": True},
 }
 
 
-@pytest.mark.parametrize("path", chosen(list(PATHS), {"async"}))
+@pytest.mark.parametrize("path", chosen(list(PATHS), {"two ranks, async"}))
 def test_other_paths(bench: Bench, path: str) -> None:
     engine = bench.start(2, **ROOMY, **PATHS[path])
     try:

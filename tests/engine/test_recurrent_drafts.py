@@ -12,16 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine import prophet
-from tests.engine.engines import ROOMY, Engine, guided, plain, tight_for_groups, tokens
+from tests.engine.chosen import chosen
+from tests.engine.engines import (
+    ROOMY,
+    Engine,
+    guided,
+    import_model,
+    plain,
+    tight_for_groups,
+    tokens,
+)
 from tests.engine.oracle import Case
+from tests.engine.tiny_vision import use_stand_in
 from tools.architectures.checks import AS_CASES, MOST_INEXACT, Bench
+from tools.architectures.recurrent import GATED_DELTA
 from tools.architectures.reference_model import NEW_TOKENS, SOME_CASES, SOME_PROMPTS
 from tools.architectures.sizes import write_config, write_tokenizer
 from tools.architectures.stock_oracle import Verdict, verify
@@ -85,6 +96,18 @@ def followers_count_one(engine: Engine) -> Iterator[None]:
 HEAD = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
 """The checkpoint's head, with random weights: hardly a draft of it is kept."""
 
+ONE_LAYER = {"mtp_num_hidden_layers": 1}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3NextForCausalLM": ("Qwen3NextMTP", {}),
+    "Qwen3_5ForCausalLM": ("Qwen3_5MTP", ONE_LAYER),
+    "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeMTP", ONE_LAYER),
+    "Qwen3_5ForConditionalGeneration": (
+        "Qwen3_5MTP",
+        {"text_config": {**GATED_DELTA, "dtype": "bfloat16", **ONE_LAYER}},
+    ),
+}
+"""Architectures, those of their heads, and the fields of the configuration that ask for a head."""
+
 Setting = Callable[[Engine], AbstractContextManager[None]]
 
 
@@ -104,11 +127,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], Setting]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+@pytest.fixture(scope="module", params=chosen(list(HEADS), {"Qwen3NextForCausalLM"}))
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Played]:
     """All engines, one after the other: those of one process share their groups of workers."""
-    folder: Path = tmp_path_factory.mktemp("qwen3_next")
-    row = next(row for row in ROWS if row.label == "Qwen3NextForCausalLM")
+    use_stand_in()  # the modules of Qwen3.5 import those that see
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    row = next(row for row in ROWS if row.label == request.param)
+    head, fields = HEADS[request.param]
+    import_model(head)
+    row = replace(row, sizes={**row.sizes, **fields})
     write_config(row, folder)
     write_tokenizer(row, folder)
     bench = Bench(row, folder, None)

@@ -97,6 +97,15 @@ class StandIn(PreTrainedConfig):  # type: ignore[misc]
     def __init__(self, **fields: Any) -> None:
         super().__init__(**{name: readable(value) for name, value in fields.items()})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its class is made here, so pickle, which sends it to vLLM's ranks, would not find it."""
+        return _empty, (self.model_type,), self.__dict__
+
+
+def _empty(model_type: str) -> PreTrainedConfig:
+    cls = config_class(model_type)
+    return cls.__new__(cls)
+
 
 class Fields(dict[str, Any]):
     """A part of a stand-in, whose fields are attributes, too."""

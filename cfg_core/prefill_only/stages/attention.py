@@ -32,7 +32,7 @@ Backend = Callable[
 ]
 """(query [H, T, D], key and value [H_kv, T, D], plan, causal, scale, window or None) -> [T, H, D].
 
-On the CPU there may be more rows after the last sequence (cpu_linear.ROW_MULTIPLE). A backend must
+On the CPU there may be more rows after the last sequence (cpu_linear.rows_of). A backend must
 return finite values for them.
 """
 

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from cfg_core.prefill_only.batch import PackedBatch, Values
 from cfg_core.prefill_only.models.backbones import packed
 from cfg_core.prefill_only.models.checkpoint import Checkpoint
-from cfg_core.prefill_only.models.cpu_linear import ROW_MULTIPLE
+from cfg_core.prefill_only.models.cpu_linear import rows_of
 from cfg_core.prefill_only.models.families import (
     OWN_ATTENTION,
     check_family,
@@ -101,7 +101,7 @@ class TransformersRunner:
         if batch.token_type_ids is not None:
             rows["token_type_ids"] = batch.token_type_ids
         if not self.on_gpu:
-            num_more = -batch.num_tokens % ROW_MULTIPLE  # rows of token 0, dropped below
+            num_more = rows_of(batch.num_tokens) - batch.num_tokens  # of token 0, dropped below
             rows = {name: functional.pad(tensor, (0, num_more)) for name, tensor in rows.items()}
         output = self._backbone(**rows, plan=batch.plan, **self._extra)
         return self._pooled(output.last_hidden_state[0, : batch.num_tokens], batch)

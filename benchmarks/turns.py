@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,12 +34,15 @@ class Turns:
 def take_turns(ways: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> Turns:
     """Run all ways in each turn, in changing order.
 
-    warm_up: so many turns come first, and do not count.
+    warm_up: so many turns come first, and do not count. What each way took is told on stderr.
     """
     took = []
     for turn in range(warm_up + turns):
         order = list(ways)[:: 1 if turn % 2 else -1]
-        run = {way: ways[way]() for way in order}
+        run = {}
+        for way in order:
+            run[way] = ways[way]()
+            print(f"turn {turn - warm_up + 1} of {turns}, {way}: {run[way]:.3g}", file=sys.stderr)
         took.append({way: run[way] for way in ways})
     return Turns(took[warm_up:])
 

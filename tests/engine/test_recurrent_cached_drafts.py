@@ -11,20 +11,19 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
 from cfg_core.vllm_plugin.worker import cpu_faults
 from tests.engine import prophet
+from tests.engine.chosen import chosen
 from tests.engine.engines import ROOMY, Engine, guided, plain, tokens
 from tests.engine.oracle import Case, random_ids
-from tests.engine.test_recurrent_drafts import HEAD, SPECULATION, WRONG_EVERY
+from tests.engine.test_recurrent_drafts import HEAD, IN_CI, SPECULATION, WRONG_EVERY, with_head
 from tools.architectures.checks import MOST_INEXACT, Bench
 from tools.architectures.reference_model import NEW_TOKENS
 from tools.architectures.sizes import write_config, write_tokenizer
 from tools.architectures.stock_oracle import Verdict, verify
-from tools.architectures.table import ROWS
 
 pytestmark = pytest.mark.slow
 
@@ -116,10 +115,11 @@ class Turns:
     faulty: Verdict
 
 
-@pytest.fixture(scope="module")
-def turns(tmp_path_factory: pytest.TempPathFactory) -> Turns:
-    folder: Path = tmp_path_factory.mktemp("qwen3_next")
-    row = next(row for row in ROWS if row.label == "Qwen3NextForCausalLM")
+@pytest.fixture(
+    scope="module", params=chosen(["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"], IN_CI)
+)
+def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Turns:
+    row, folder = with_head(request.param), tmp_path_factory.mktemp(request.param)
     options = {"block_size": None, "max_model_len": 512}
     row = replace(row, options=options, sizes={**row.sizes, **SIZES})
     write_config(row, folder)

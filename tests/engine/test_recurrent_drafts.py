@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from tests.engine.tiny_vision import use_stand_in
 from tools.architectures.checks import AS_CASES, MOST_INEXACT, Bench
 from tools.architectures.recurrent import GATED_DELTA
 from tools.architectures.reference_model import NEW_TOKENS, SOME_CASES, SOME_PROMPTS
+from tools.architectures.rows import Row
 from tools.architectures.sizes import write_config, write_tokenizer
 from tools.architectures.stock_oracle import Verdict, verify
 from tools.architectures.table import ROWS
@@ -108,6 +108,8 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Architectures, those of their heads, and the fields of the configuration that ask for a head."""
 
+IN_CI = {"Qwen3NextForCausalLM"}
+
 Setting = Callable[[Engine], AbstractContextManager[None]]
 
 
@@ -127,17 +129,21 @@ SETTINGS: dict[str, tuple[dict[str, Any], Setting]] = {
 }
 
 
-@pytest.fixture(scope="module", params=chosen(list(HEADS), {"Qwen3NextForCausalLM"}))
+def with_head(label: str) -> Row:
+    """The row of an architecture, whose model has a head that this process can import."""
+    use_stand_in()  # the modules of Qwen3.5 import those that see
+    head, fields = HEADS[label]
+    import_model(head)
+    row = next(row for row in ROWS if row.label == label)
+    return replace(row, sizes={**row.sizes, **fields})
+
+
+@pytest.fixture(scope="module", params=chosen(list(HEADS), IN_CI))
 def played(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Played]:
     """All engines, one after the other: those of one process share their groups of workers."""
-    use_stand_in()  # the modules of Qwen3.5 import those that see
-    folder: Path = tmp_path_factory.mktemp(request.param)
-    row = next(row for row in ROWS if row.label == request.param)
-    head, fields = HEADS[request.param]
-    import_model(head)
-    row = replace(row, sizes={**row.sizes, **fields})
+    row, folder = with_head(request.param), tmp_path_factory.mktemp(request.param)
     write_config(row, folder)
     write_tokenizer(row, folder)
     bench = Bench(row, folder, None)

@@ -103,8 +103,8 @@ class StandIn(PreTrainedConfig):  # type: ignore[misc]
 
 
 def _empty(model_type: str) -> PreTrainedConfig:
-    cls = config_class(model_type)
-    return cls.__new__(cls)
+    made: PreTrainedConfig = object.__new__(config_class(model_type))
+    return made
 
 
 class Fields(dict[str, Any]):

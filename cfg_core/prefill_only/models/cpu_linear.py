@@ -106,10 +106,10 @@ def _seconds(layer: nn.Module, rows: torch.Tensor) -> float:
 
 
 def _can_be_packed(module: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether `module` is a plain linear layer of a dtype that oneDNN supports on this CPU.
+    """Whether `module` is a plain linear layer that this CPU computes faster when it is packed.
 
-    torch computes other layers without oneDNN, more slowly. An example is bfloat16 on a CPU that
-    has only AVX2.
+    torch computes layers of a dtype without oneDNN if oneDNN does not support it on this CPU. An
+    example is bfloat16 on a CPU that has only AVX2.
     """
     if type(module) is not nn.Linear:
         return False

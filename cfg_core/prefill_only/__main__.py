@@ -22,6 +22,7 @@ from cfg_core.prefill_only.models.checkpoint import locate, read_checkpoint
 from cfg_core.prefill_only.models.loading import choose_device, choose_dtype, name_of
 from cfg_core.prefill_only.options import EngineOptions
 from cfg_core.prefill_only.types import FloatArray, RequestOptions
+from cfg_core.prefill_only.vector_formats import NUMBERS
 
 RECORDED = (
     *("model", "prompt_name", "dimensions", "truncate", "on_error"),
@@ -57,6 +58,17 @@ def parser(prog: str = "python -m cfg_core.prefill_only") -> argparse.ArgumentPa
         choices=["stop", "nan"],
         default="stop",
         help="for a text that cannot be computed: stop, or write NaN",
+    )
+    embed.add_argument(
+        "--embed-dtype",
+        choices=NUMBERS,
+        default="float32",
+        help="numbers of the output; those of bytes and bits are of normalised vectors",
+    )
+    embed.add_argument(
+        "--int8-range",
+        type=float,
+        help="the component that becomes 127 in bytes (default: 6 / sqrt(dimensions))",
     )
     embed.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     embed.add_argument(
@@ -105,6 +117,7 @@ def embed_file(args: argparse.Namespace) -> int:
         quantization=args.quantization,
         device=args.device,
         num_threads=args.threads,
+        int8_range=args.int8_range,
     )
     device = choose_device(engine_options)
     # Not `auto`: vectors that another machine computed in another type do not belong to this job.
@@ -116,6 +129,8 @@ def embed_file(args: argparse.Namespace) -> int:
         text_field=args.field,
         lines_per_part=args.lines_per_part,
         settings={name: getattr(args, name) for name in RECORDED} | {"dtype": dtype},
+        numbers=args.embed_dtype,
+        int8_range=args.int8_range,
     )
     job.check()
     with Engine(args.model, engine_options) as engine:

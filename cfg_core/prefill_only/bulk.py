@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -27,11 +28,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cfg_core.errors import CfgServeError
+from cfg_core.prefill_only.stages.outputs import normalized
 from cfg_core.prefill_only.types import FloatArray
+from cfg_core.prefill_only.vector_files import write_npy, write_parquet
+from cfg_core.prefill_only.vector_formats import BITS, BYTES, Number, check_bits, converted
 
 FORMATS = (".npy", ".parquet")
+ONLY_OUTPUT = ("output", "numbers", "int8_range")
+"""Fields of a job that its parts do not depend on."""
 
 Embed = Callable[[Sequence[str]], FloatArray]
 """Texts -> float32 [n, d], NaN in the rows of texts that have no vector."""
@@ -45,21 +52,26 @@ class BulkError(CfgServeError):
 class Job:
     """What is computed.
 
-    Every field but `output` affects the result. These fields are compared when a job is resumed.
+    What affects the parts is compared when a job is resumed: all but ONLY_OUTPUT.
     """
 
     input: Path
     """A .txt file with one text per line, or a .jsonl file with one object per line."""
     output: Path
-    """A .npy file (float32 [lines, dimensions]) or a .parquet file.
+    """A .npy file ([lines, dimensions]) or a .parquet file.
 
-    The columns of a .parquet file are index, id (if the first line has one) and embedding.
+    The columns of a .parquet file are index, id (if the first line has one) and embedding. Its rows
+    are in the order of the lines.
     """
     text_field: str = "text"
     """The field of a .jsonl line that holds its text."""
     lines_per_part: int = 4096
     settings: dict[str, Any] = field(default_factory=dict)
     """The model and its options, as they are recorded in the manifest."""
+    numbers: Number = "float32"
+    """Of the output. Parts are float32. Of bits, eight are one number."""
+    int8_range: float | None = None
+    """The component that becomes 127: see vector_formats.py, also for the default."""
 
     @property
     def parts(self) -> Path:
@@ -75,8 +87,8 @@ class Job:
             raise BulkError(f"{self.output} must end in .npy or .parquet.")
         if not self.output.parent.is_dir():
             raise BulkError(f"{self.output.parent} does not exist: make that directory first.")
-        if self.output.suffix == ".parquet":
-            _pyarrow()
+        if self.output.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+            raise BulkError("a .parquet output needs pyarrow: pip install pyarrow, or write .npy.")
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -142,9 +154,11 @@ def run(
 
     Returns the numbers (from 1) of the lines without a vector. Raises BulkError if the input is
     empty, if the output exists, if another process works on it, or if the parts belong to another
-    job.
+    job; RequestError if bits of vectors of this dimension do not fill bytes.
     """
     job.check()
+    if job.numbers in BITS:
+        check_bits(dimension)
     with _locked(job):
         _prepare(job, restart)
         num_lines = 0
@@ -156,7 +170,7 @@ def run(
             progress(len(texts))
         if not num_lines:
             raise BulkError(f"{job.input} is empty.")
-        missing = _assemble(job, num_lines, dimension)
+        missing = _assemble(job, num_lines)
         shutil.rmtree(job.parts)
         return missing
 
@@ -197,7 +211,7 @@ def _prepare(job: Job, restart: bool) -> None:
         **{
             name: str(value)
             for name, value in asdict(job).items()
-            if name not in ("output", "settings")
+            if name not in (*ONLY_OUTPUT, "settings")
         },
         "settings": job.settings,
         "sha256": _fingerprint(job.input),
@@ -241,11 +255,14 @@ def _recorded(job: Job) -> dict[str, Any] | None:
 def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
     """Write a file so that it is either complete or absent."""
     draft = path.with_name(path.name + ".draft")
-    with draft.open("wb") as file:
-        content(file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    try:
+        with draft.open("wb") as file:
+            content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -256,69 +273,41 @@ def _write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
 # ---- the output ----------------------------------------------------------------------------------
 
 
-def _assemble(job: Job, num_lines: int, dimension: int) -> list[int]:
+def _assemble(job: Job, num_lines: int) -> list[int]:
     """Write the output from the parts, with one part at a time in memory.
 
-    Returns the numbers (from 1) of the lines whose vectors are NaN.
+    Returns the numbers (from 1) of the lines whose vectors are NaN. Raises BulkError if there is
+    one, and the numbers of the output have no NaN.
     """
     missing: list[int] = []
 
-    def parts() -> Iterator[FloatArray]:
+    def parts() -> Iterator[npt.NDArray[Any]]:
         start = 1
         for path in sorted(job.parts.glob("*.npy")):
             vectors: FloatArray = np.load(path)
             missing.extend((start + np.flatnonzero(np.isnan(vectors[:, 0]))).tolist())
+            if missing and job.numbers in (*BYTES, *BITS):
+                raise BulkError(
+                    f"line {missing[0]} of {job.input} has no vector, and {job.numbers} has no NaN"
+                    " to say so: give --embed-dtype float32. What was computed is kept."
+                )
             start += len(vectors)
-            yield vectors
+            scaled = normalized(vectors) if job.numbers in BYTES else vectors
+            yield converted(scaled, job.numbers, job.int8_range)
 
-    write = _write_npy if job.output.suffix == ".npy" else _write_parquet
-    _write(job.output, lambda file: write(file, job, parts(), num_lines, dimension))
+    if job.output.suffix == ".npy":
+        _write(job.output, lambda file: write_npy(file, parts(), num_lines))
+    else:
+        _write(job.output, lambda file: write_parquet(file, parts(), _ids(job)))
     return missing
 
 
-def _write_npy(
-    file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int
-) -> None:
-    header = {"descr": "<f4", "fortran_order": False, "shape": (num_lines, dimension)}
-    np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-    for vectors in parts:
-        file.write(vectors.astype("<f4", copy=False).tobytes())
-
-
-def _write_parquet(
-    file: IO[bytes], job: Job, parts: Iterator[FloatArray], num_lines: int, dimension: int
-) -> None:
-    """Write one row group for each part."""
-    pa, parquet = _pyarrow()
-    has_ids = job.input.suffix == ".jsonl" and "id" in _object(job, next(_lines(job.input)), 1)
-    columns = [("index", pa.int64()), *([("id", pa.string())] if has_ids else [])]
-    schema = pa.schema([*columns, ("embedding", pa.list_(pa.float32(), dimension))])
-    ids = (
-        (_object(job, line, n).get("id") for n, line in enumerate(_lines(job.input), 1))
-        if has_ids
-        else iter(())
-    )
-    start = 0
-    with parquet.ParquetWriter(file, schema) as writer:
-        for vectors in parts:
-            arrays = [pa.array(range(start, start + len(vectors)), pa.int64())]
-            if has_ids:
-                arrays.append(pa.array([_text(i) for i in islice(ids, len(vectors))], pa.string()))
-            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dimension))
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            start += len(vectors)
+def _ids(job: Job) -> Iterator[str | None] | None:
+    """The ids of the lines, in order. None if the first line has no id."""
+    if job.input.suffix != ".jsonl" or "id" not in _object(job, next(_lines(job.input)), 1):
+        return None
+    return (_text(_object(job, line, n).get("id")) for n, line in enumerate(_lines(job.input), 1))
 
 
 def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise BulkError(
-            "a .parquet output needs pyarrow: pip install pyarrow, or write .npy."
-        ) from None
-    return pyarrow, pyarrow.parquet

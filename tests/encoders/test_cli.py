@@ -14,6 +14,7 @@ import pytest
 
 from cfg_core.prefill_only import Engine
 from cfg_core.prefill_only.__main__ import main
+from cfg_core.prefill_only.vector_formats import converted
 
 NUM_LINES = 1200
 
@@ -60,6 +61,20 @@ def test_int8(minilm_path, tmp_path, lines, capsys):
         np.testing.assert_allclose(
             np.load(tmp_path / "out.npy")[::100], engine.embed(lines[::100]), atol=2e-3
         )
+
+
+@pytest.mark.parametrize("numbers", ["int8", "ubinary"])
+def test_vectors_of_fewer_bits(minilm_path, tmp_path, lines, numbers):
+    (tmp_path / "in.txt").write_text("\n".join(lines[:9]))
+    arguments = [*command(minilm_path, tmp_path, "out.npy"), "--embed-dtype", numbers]
+    assert main([*arguments, "--int8-range", "0.25"]) == 0
+    with Engine.load(minilm_path, dtype="float32") as engine:
+        want = converted(engine.embed(lines[:9]), numbers, 0.25)
+    found = np.load(tmp_path / "out.npy")
+    assert found.dtype == want.dtype
+    assert found.shape == want.shape
+    different = (found != want).mean()  # rounding differs with the texts beside one
+    assert different < 0.02
 
 
 def wait_for(path: Path, child: subprocess.Popen, limit_s: float = 120) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cfg_core.errors import RequestError
 from cfg_core.prefill_only import bulk
 from cfg_core.prefill_only.bulk import BulkError, Job
+from cfg_core.prefill_only.stages.outputs import normalized
+from cfg_core.prefill_only.vector_formats import BYTES, NUMBERS, converted
 
 DIMENSION = 3
 LINES = [f"text {i}" for i in range(23)]
@@ -57,6 +60,52 @@ def test_parquet(tmp_path):
     assert table["index"].to_pylist() == list(range(23))
     assert table["id"].to_pylist()[22] == "doc-22"
     np.testing.assert_array_equal(np.stack(table["embedding"].to_pylist()), embed(LINES))
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("output", ["out.npy", "out.parquet"])
+def test_numbers_of_the_output(tmp_path, output, numbers):
+    """Each vector is what the API would answer, and parts do not depend on the numbers."""
+    from pyarrow import parquet
+
+    def eight(texts):
+        return np.random.default_rng(len(texts)).normal(size=(len(texts), 8)).astype(np.float32)
+
+    it = job(tmp_path, output, numbers=numbers, int8_range=0.5)
+    bulk.run(it, eight, 8, progress=lambda _: None)
+    vectors = np.concatenate([eight(range(5))] * 4 + [eight(range(3))])
+    whole = normalized(vectors) if numbers in BYTES else vectors
+    want = converted(whole, numbers, 0.5)
+    if output == "out.npy":
+        found = np.load(it.output)
+    else:
+        table = parquet.read_table(it.output)
+        assert table["index"].to_pylist() == list(range(23))
+        assert table.schema.field("embedding").type.list_size == want.shape[1]
+        found = np.array(table["embedding"].to_pylist(), dtype=want.dtype)
+    assert found.dtype == want.dtype
+    np.testing.assert_array_equal(found, want)
+
+
+def test_bytes_cannot_say_that_a_vector_is_missing(tmp_path):
+    def some(texts):
+        vectors = embed(texts)
+        vectors[[text == "text 9" for text in texts]] = np.nan
+        return vectors
+
+    with pytest.raises(BulkError, match=r"line 10 of .* has no vector, and int8 has no NaN"):
+        run(job(tmp_path, numbers="int8"), some)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.npy.parts"]
+
+    def never(texts):
+        raise AssertionError("the parts are kept")
+
+    assert run(job(tmp_path), never) == [10]
+
+
+def test_bits_that_fill_no_bytes(tmp_path):
+    with pytest.raises(RequestError, match="3 components, and binary needs a multiple of 8"):
+        run(job(tmp_path, numbers="ubinary"))
 
 
 class Cut(BaseException):

@@ -89,6 +89,18 @@ def _states(config: VllmConfig) -> Iterator[str]:
         )
 
 
+def must_make_all(config: VllmConfig) -> bool:
+    """Whether the drafter must make all drafts in each step, also if its groups want fewer.
+
+    The ranks of data parallelism that share experts must draft equally often. vLLM's suffix
+    decoding asserts the number, and its tree of texts must see each token.
+    """
+    speculative = config.speculative_config
+    if speculative is not None and speculative.method == "suffix":
+        return True
+    return bool(config.parallel_config.data_parallel_size > 1)
+
+
 def why_groups_rest(config: VllmConfig) -> str | None:
     """Why groups of this engine get no drafts, while plain requests do; None if they get some."""
     speculative = config.speculative_config

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class EnginePath:
         """
         if not self.drafts:
             return {}
-        more: dict[str, Any] = {"model": str(folder)}
+        more: dict[str, Any] = {"model": str(folder)} if self.drafter == "draft_model" else {}
         if self.drafter.startswith("ngram"):
             more = {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
         return {
@@ -104,16 +105,19 @@ PATHS = [
     for v2, asynchronous, (place, options) in _WAYS
 ]
 
-NGRAM = [
+LOOKUPS = [
     EnginePath(False, False, "TP1", drafts=3, drafter="ngram"),
     EnginePath(True, True, "TP1", drafts=3, drafter="ngram_gpu"),
+    EnginePath(False, False, "TP1", drafts=3, drafter="suffix"),
 ]
-"""N-gram lookup. On Model Runner V2, vLLM does it on the device."""
+"""N-gram lookup, which on Model Runner V2 vLLM does on the device, and in a tree of all texts."""
 
 
 def environment(path: EnginePath) -> dict[str, str]:
     """Environment of a process whose engines use this path (`engines.of_this_process` reads it)."""
     folders = [SUPPORT / "mrv2_cpu"] + [SUPPORT / "ray_cpu"] * (path.place == "TP2 Ray actors")
+    if path.drafter == "suffix" and find_spec("arctic_inference") is None:
+        folders.append(SUPPORT / "suffix_tree")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     out = os.environ | {
         "PYTHONPATH": os.pathsep.join([*map(str, folders), *filter(None, given)]),

@@ -18,13 +18,14 @@ IN_CI = {
     "V1 sync PP2",
     "V2 async TP1, draft model",
     "V1 sync TP1, ngram",
+    "V1 sync TP1, suffix",
 }
 """V2 async TP1 has a test of its own below. Several ranks on V2: test_ranks.py. TP2, on Ray's
 actors: tests/serve/tensor_parallel. A draft model on V1: test_speculation.py.
 """
 
 ROWS = chosen(
-    [path for path in [*paths.PATHS, *paths.NGRAM] if not path.missing],
+    [path for path in [*paths.PATHS, *paths.LOOKUPS] if not path.missing],
     IN_CI,
     name=lambda path: path.name,
 )
@@ -39,6 +40,8 @@ def test_tokens_are_those_of_the_reference(path, model_folder, llama):
     )
     # on V2 and with drafts, texts end before groups are preempted
     assert path.v2 or path.drafts or report["stats"]["group_preemptions"] > 0
+    if path.drafter == "suffix":
+        assert report["stats"]["guided_drafts_accepted"] > 0
     # A draft model is the target model, and guided, so V2 accepts all drafts. V1 loses those of a
     # step that it skips.
     if path.v2 and path.drafts and path.drafter == "draft_model":

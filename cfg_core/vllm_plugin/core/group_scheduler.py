@@ -67,7 +67,7 @@ class GroupScheduler(Scheduler):
         self._pace = Pace.of(ours)
         self._is_traced = config.is_traced(ours)
         cost = config.draft_cost_of(ours)
-        self._steps_alone = self.parallel_config.data_parallel_size == 1
+        self._may_draft_fewer = not drafters.must_make_all(ours)
         rest = drafters.why_groups_rest(ours)
         if rest is not None:
             logger.warning("Guided requests get no drafts from %s.", rest)
@@ -76,7 +76,7 @@ class GroupScheduler(Scheduler):
             self.requests,
             self.num_spec_tokens,
             cost,
-            self._steps_alone,
+            self._may_draft_fewer,
             for_groups=rest is None,
         )
         self._suffixes = Suffixes(self.requests)

@@ -299,11 +299,10 @@ class GuidedScheduler(GroupScheduler):
         """Decide how many drafts each group gets next.
 
         If only groups are in the step, the drafter makes no more drafts than the largest of these
-        numbers. The ranks of data parallelism that share experts must draft equally often, so there
-        the drafter makes all of them, and the groups leave some unused.
+        numbers. Where it must make all of them, the groups leave some unused.
         """
         leaders = [group.leader for group in self._scheduled_groups(scheduler_output)]
-        alone = self._steps_alone and all(
+        alone = self._may_draft_fewer and all(
             stream in self._groups for stream in scheduler_output.num_scheduled_tokens
         )
         is_measured = alone and self._speculation.measures(leaders)

@@ -23,8 +23,8 @@ class Speculation:
     most: maximum number of drafts in a step; 0 without speculation.
     cost: of one more draft (see `DraftLength`); with 0, groups never back off. None: it is measured
         (policy/draft_cost.py).
-    may_rest: whether the drafter may skip a step. It may not if the ranks of data parallelism must
-        step together. Then nothing is measured either, as a step takes what the slowest rank takes.
+    may_rest: whether the drafter may skip a step (drafters.must_make_all). If not, nothing is
+        measured either, because no step is without drafts.
     for_groups: whether groups get drafts. If not, only plain requests do. Groups with a suffix get
         none in any case.
     """

@@ -1,0 +1,1 @@
+"""Stands in for arctic-inference where it is not installed: see suffix_decoding."""

@@ -93,6 +93,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def roomy(bench: Bench) -> Iterator[Engine]:
+    """For the first tests: those that start an engine of their own end its groups of workers."""
     engine = bench.start(DRAFTS, **ROOMY)
     yield engine
     engine.close()
@@ -201,6 +202,42 @@ def test_sampled_texts_have_the_guided_distribution(
     assert p_value < 1e-6 if faulty else p_value > FALSE_ALARM
 
 
+def test_suffixes_have_no_drafts_and_disturb_none(roomy: Engine, bench: Bench) -> None:
+    """Requests with a suffix among pairs and plain ones, and later plain ones of the same prompts.
+
+    Those find blocks in the cache that a suffix was behind, with the head's keys.
+    """
+    asked = [(case, case.negative[:7] * n) for n, case in enumerate(SOME[1:5], 1)]
+    prompts = [case.prompt for case, _ in asked]
+    params = [
+        plain(extra_args={"guidance_scale": c.scale, "negative_suffix_token_ids": list(suffix)})
+        for c, suffix in asked
+    ]
+    if FAMILIES[bench.name].latent:
+        with pytest.raises(AdmissionError, match="engines without chunked prefill"):
+            roomy.generate(prompts, params)
+        return
+    texts = [with_suffix(bench, *one) for one in asked]
+    before = roomy.stats()["guided_drafts"]
+    alone = tokens(roomy.generate(prompts, params))
+    assert roomy.stats()["guided_drafts"] == before
+    assert roomy.llm.reset_prefix_cache()
+    pairs, plains, words = [*map(guided, SOME)], [plain() for _ in SOME], [c.prompt for c in SOME]
+    mixed = tokens(roomy.generate(prompts + words * 2, params + pairs + plains))
+    after = tokens(roomy.generate(words, plains))
+    assert differences(alone, texts) == []
+    assert differences(mixed, texts + bench.guided + bench.plain) == []
+    assert differences(after, bench.plain) == []
+
+
+def with_suffix(bench: Bench, case: Case, suffix: tuple[int, ...]) -> list[int]:
+    """The reference's text for a prompt whose negative is the text so far with a suffix."""
+    formula = Formula(scales=((0, case.scale),), suffix=suffix)
+    text = weighted_generate(bench.mtp.target, case.prompt, (), formula, max_new_tokens=NEW_TOKENS)
+    assert text.min_gap > MIN_MARGIN * rounding(case.scale)
+    return text.token_ids
+
+
 @pytest.mark.parametrize("drafts", chosen([1, 2, 3], {"1"}))
 def test_chunked_preempted_and_mixed(bench: Bench, drafts: int) -> None:
     """A pool that is too small. The budget is, too, where vLLM's CPU build can chunk prompts."""
@@ -241,42 +278,6 @@ def test_groups_rest_beside_heads_that_cannot_be_guided(
     assert stats["group_preemptions"] > 0
     assert stats["guided_drafts"] == 0
     assert stats["plain_drafts_accepted"] > accepted > 0
-
-
-def test_suffixes_have_no_drafts_and_disturb_none(roomy: Engine, bench: Bench) -> None:
-    """Requests with a suffix among pairs and plain ones, and later plain ones of the same prompts.
-
-    Those find blocks in the cache that a suffix was behind, with the head's keys.
-    """
-    asked = [(case, case.negative[:7] * n) for n, case in enumerate(SOME[1:5], 1)]
-    prompts = [case.prompt for case, _ in asked]
-    params = [
-        plain(extra_args={"guidance_scale": c.scale, "negative_suffix_token_ids": list(suffix)})
-        for c, suffix in asked
-    ]
-    if FAMILIES[bench.name].latent:
-        with pytest.raises(AdmissionError, match="engines without chunked prefill"):
-            roomy.generate(prompts, params)
-        return
-    texts = [with_suffix(bench, *one) for one in asked]
-    before = roomy.stats()["guided_drafts"]
-    alone = tokens(roomy.generate(prompts, params))
-    assert roomy.stats()["guided_drafts"] == before
-    assert roomy.llm.reset_prefix_cache()
-    pairs, plains, words = [*map(guided, SOME)], [plain() for _ in SOME], [c.prompt for c in SOME]
-    mixed = tokens(roomy.generate(prompts + words * 2, params + pairs + plains))
-    after = tokens(roomy.generate(words, plains))
-    assert differences(alone, texts) == []
-    assert differences(mixed, texts + bench.guided + bench.plain) == []
-    assert differences(after, bench.plain) == []
-
-
-def with_suffix(bench: Bench, case: Case, suffix: tuple[int, ...]) -> list[int]:
-    """The reference's text for a prompt whose negative is the text so far with a suffix."""
-    formula = Formula(scales=((0, case.scale),), suffix=suffix)
-    text = weighted_generate(bench.mtp.target, case.prompt, (), formula, max_new_tokens=NEW_TOKENS)
-    assert text.min_gap > MIN_MARGIN * rounding(case.scale)
-    return text.token_ids
 
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}

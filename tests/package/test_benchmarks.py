@@ -25,7 +25,7 @@ SMALL = {
     "engine.decode": ["--model stories --batches 1 --turns 1 --tokens 12 --dtype float32"],
     "engine.first_token": ["--model stories --prompt 100 --turns 1 --dtype float32"],
     "engine.formulas": ["--model stories --batches 1 --turns 1 --tokens 12 --dtype float32"],
-    "engine.gates": ["--batches 1 --entropies 3 --tokens 6 --suffix 2 --waves 1 --turns 1"],
+    "engine.gates": ["--batches 1 --shares 0.5 --tokens 6 --suffix 2 --waves 1 --turns 1"],
     "engine.memory": ["--requests 2 --tokens 4"],
     "engine.plain": ["--batches 1 --turns 1"],
     "engine.scheduler": ["--groups 1 --turns 1 --steps 2"],

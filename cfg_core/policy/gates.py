@@ -75,7 +75,7 @@ class Gates:
         self._lost = lost
         self._gates: dict[str, _Gate] = {}
 
-    def __contains__(self, leader: str) -> bool:
+    def __contains__(self, leader: object) -> bool:
         return leader in self._gates
 
     def __iter__(self) -> Iterator[str]:

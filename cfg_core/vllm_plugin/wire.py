@@ -119,8 +119,8 @@ class JointRow(NamedTuple):
 
     weights: those of this step, one for each stream or suffix; they sum to 1.
     scoring: None if no scores are wanted of this step.
-    probe: whether the leader runs without its suffix, so that its sample counts only where its gate
-        is closed (core/gates.py).
+    probe: whether the leader runs without its suffix, so that its samples count only up to where
+        its gate is open (core/gates.py).
     """
 
     group: Group
@@ -187,6 +187,10 @@ def attach(scheduler_output: SchedulerOutput, guidance: StepGuidance) -> None:
 # --- workers to scheduler -------------------------------------------------------------------------
 
 
+DROPPED = 2.0
+"""In place of the strength of a probe's row: its gate is open, so the row's sample was dropped."""
+
+
 class Strengths(NamedTuple):
     """How strongly the tokens of a step were guided, in groups with limits or a rule.
 
@@ -210,6 +214,12 @@ def strengths_of(model_runner_output: ModelRunnerOutput) -> Mapping[str, np.ndar
     if found is None:
         return {}
     return {leader: found.values[:, rows] for leader, rows in found.rows.items()}
+
+
+def num_sampled(model_runner_output: ModelRunnerOutput, stream: str) -> int:
+    """How many tokens a stream got in a step, accepted drafts included."""
+    place = model_runner_output.req_id_to_index[stream]
+    return len(model_runner_output.sampled_token_ids[place])
 
 
 def attach_failures(

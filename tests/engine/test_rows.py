@@ -6,6 +6,7 @@ Tensors of the device `meta` have a shape and no values, so whatever needs a val
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from cfg_core.blend import CutRows, cut
 from cfg_core.params import Cuts, Rule, Strength
 from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
-from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
+from cfg_core.vllm_plugin.wire import DROPPED, JointRow, StepGuidance
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, logit_blends, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module
 from cfg_core.vllm_plugin.worker.gates import ProbesV1, drop_open
@@ -212,11 +213,58 @@ def test_probes_are_their_leaders_own_rows_beside_rows_of_pairs() -> None:
     cut_row = cut(logits[2:3], logits[2:3].log_softmax(-1), probe_cuts(rows))
     assert torch.equal(out[2], cut_row[0])
     assert strengths[0, [0, 2]].tolist() == [1, 0]
-    assert ProbesV1().dropped(step, PROBED, strengths) == [0]
+    assert ProbesV1().kept(step, PROBED, FIRST_ROW, strengths.clone()).none == [0]
     num_sampled, num_rejected = torch.ones(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
-    drop_open(step, PROBED, strengths, num_sampled, num_rejected)
+    drop_open(step, PROBED, FIRST_ROW, strengths, num_sampled, num_rejected)
     assert num_sampled.tolist() == [0, 1, 1, 1, 1]
     assert num_rejected.tolist() == [1, 0, 0, 0, 0]
+    assert strengths[0, [0, 2]].tolist() == [DROPPED, 0]
+
+
+RUNS = {
+    "r": ([0, 0, 1, 0], [7, 8, 9, -1], 2),  # three tokens, and the third one's gate is open
+    "s": ([0, 0, 1, 0], [7, 8, -1, -1], 2),  # a draft was rejected before that gate
+    "t": ([1, 0], [7, 8, -1, -1], 0),
+    "u": ([0, 0], [7, 8, -1, -1], 2),
+    "v": ([0], [7, -1, -1, -1], 1),
+}
+"""Probes with up to three drafts: strengths of their rows, what was sampled, how many are kept."""
+
+
+def test_the_first_open_gate_ends_a_run_of_drafts() -> None:
+    gates, sampled, counts = zip(*RUNS.values(), strict=True)
+    names, first_row = list(RUNS), np.cumsum([0, *map(len, gates)])
+    step = StepGuidance(tuple(probe(name, 0.5) for name in names), ())
+    strengths = torch.tensor([*itertools.chain(*gates)]).float().repeat(2, 1)
+    tokens, on_v2 = torch.tensor(sampled, dtype=torch.int32), strengths.clone()
+    marked = [0, 0, DROPPED, 0, 0, 0, 1, 0, DROPPED, 0, 0, 0, 0]
+
+    kept = ProbesV1().kept(step, names, first_row, strengths)
+    kept.cut(tokens, strengths)
+    assert kept.none == [2]
+    others = [place for place in range(len(names)) if place not in kept.none]
+    assert (tokens >= 0).sum(1)[others].tolist() == [counts[place] for place in others]
+    assert strengths[0].tolist() == marked
+
+    num_sampled = torch.tensor([sum(token >= 0 for token in run) for run in sampled])
+    num_rejected = torch.zeros_like(num_sampled)
+    drop_open(step, names, first_row, on_v2, num_sampled, num_rejected)
+    assert num_sampled.tolist() == list(counts)
+    assert num_rejected.tolist() == [1, 0, 2, 0, 0]
+    assert on_v2[0].tolist() == marked
+
+
+def test_drafters_have_the_weights_of_pairs_beside_larger_groups_suffixes_and_probes() -> None:
+    three = (2.0, -0.5, -0.5)
+    larger = JointRow(Group("c", ("c1", "c2"), three), three)
+    behind = joint_row("s", "", 3.0, -2.0, suffix=(5,))
+    suffixed = JointRow(behind.group._replace(followers=()), (3.0, -2.0))
+    names = ["a+", "a-", "c", "c1", "c2", "s", "q", suffixed.blended[1]]
+    places = {name: place for place, name in enumerate(names)}
+    joint = (A, larger, suffixed, probe("q", 1.0))
+    rows = stage_rows(joint, places, np.arange(9), torch.device("cpu"), suffixes=1)
+    assert rows is not None
+    assert rows.weight.tolist() == [1.5, -0.5, 2.0, -0.5, -0.5, 1.0, 1.0]
 
 
 def probe_cuts(rows: Rows) -> CutRows:
@@ -228,8 +276,9 @@ def probe_cuts(rows: Rows) -> CutRows:
 def test_v2_drops_open_probes_without_waiting_for_the_device() -> None:
     numbers = torch.empty(5, dtype=torch.int32, device=DEVICE)
     strengths = torch.empty(2, 5, device=DEVICE)
-    drop_open(StepGuidance((probe("a", 0.5),), ()), PROBED, strengths, numbers, numbers.clone())
-    drop_open(StepGuidance((A,), ()), NAMES, None, numbers, numbers)
+    step = StepGuidance((probe("a", 0.5),), ())
+    drop_open(step, PROBED, FIRST_ROW, strengths, numbers, numbers.clone())
+    drop_open(StepGuidance((A,), ()), NAMES, FIRST_ROW, None, numbers, numbers)
 
 
 def test_no_groups_have_no_rows() -> None:

@@ -70,9 +70,13 @@ def counts(engine: Engine, before: dict[str, int], names: Sequence[str]) -> list
     return [after[name] - before[name] for name in names]
 
 
-def check_saving(engine: Engine) -> None:
+def check_saving(engine: Engine, seeded: bool = True) -> None:
     """Whether closed gates save the rows of suffixes or not, texts and what is told of them are the
-    same: greedy and sampled, with penalties, cuts, rules, limits, windows and schedules."""
+    same: greedy and sampled, with penalties, cuts, rules, limits, windows and schedules.
+
+    seeded: whether texts with a seed are the same in any batch. Behind a window they are not if the
+        engine drafts.
+    """
     rng = random.Random(8)
     length = 6 if IN_INTERPRETER else 20
     more: list[dict[str, Any]] = [
@@ -86,8 +90,8 @@ def check_saving(engine: Engine) -> None:
         suffix = list(random_ids(rng, rng.choice((1, 5, 30))))
         extra = {**fields, "negative_suffix_token_ids": suffix, "guidance_min_entropy": threshold}
         options = {"max_tokens": length, "extra_args": extra, "logprobs": 1}
-        seeded = {"temperature": 1.0, "seed": len(params), "presence_penalty": 0.5, "top_p": 0.95}
-        params += [plain(**options), plain(**{**options, **seeded})]
+        drawn = {"temperature": 1.0, "seed": len(params), "top_p": 0.95} if seeded else {}
+        params += [plain(**options), plain(**options, **drawn, presence_penalty=0.5)]
     found, told = [], []
     engine.scheduler._probes.cost = FixedCost()
     for saves in (True, False):
@@ -341,14 +345,36 @@ def test_beside_drafts_of_pairs_and_plain_requests(
     drafter = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}
     engine = Engine(folder, max_model_len=MAX_MODEL_LEN, speculative_config=drafter, **options)
     try:
+        asynchronous = engine.scheduler.scheduler_config.async_scheduling
+        probes = IN_INTERPRETER or not asynchronous
         before = engine.stats()
+        engine.scheduler._probes.cost = FixedCost()
         check(engine, llama)
         kinds = [f"{kind}_drafts_accepted" for kind in ("plain", "guided")]
         assert min(counts(engine, before, kinds)) > 0
-        assert counts(engine, before, SAVING) == [0, 0]
+        assert [count > 0 for count in counts(engine, before, SAVING)] == [probes, probes]
         assert options is not SMALL_POOL or engine.stats()["group_preemptions"] > 0
+        if probes:
+            check_saving(engine, seeded=False)
+            check_drafts_behind_closed_gates(engine, llama)
     finally:
         engine.close()
+
+
+def check_drafts_behind_closed_gates(engine: Engine, oracle: Oracle) -> None:
+    """A gate that never opens leaves a plain text, of which a drafter that is the target knows all.
+
+    Of 13 tokens the first one comes from the only joint step, and four from each of three probes.
+    """
+    fields = {"guidance_scale": 3.0, "negative_suffix_token_ids": [5] * 20}
+    params = plain(extra_args={**fields, "guidance_min_entropy": NEVER_OPEN}, max_tokens=13)
+    before = engine.stats()
+    assert tokens(engine.generate([PROMPTS[1]], [params])) == [
+        oracle.hf(PROMPTS[1], max_new_tokens=13)
+    ]
+    names = ["guided_tokens", *SAVING, "joint_steps", "guided_drafts_accepted"]
+    if not engine.scheduler.scheduler_config.async_scheduling:  # it knows later of what was kept
+        assert counts(engine, before, names) == [13, 3, 12 * 20, 1, 9]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
 
@@ -16,6 +17,7 @@ from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
 from cfg_core.vllm_plugin.wire import JointRow, StepGuidance, Strengths, attach_strengths
 from cfg_core.vllm_plugin.worker import gates
 from cfg_core.vllm_plugin.worker.scoring import Scorer
+from cfg_core.vllm_plugin.worker.staging import first_rows
 from tests.simulation.paths import EnginePath
 from tests.simulation.texts import GARBAGE, Rules, model_token
 
@@ -104,8 +106,9 @@ class FakeRunner:
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
         scores = self._score(guidance)
         self.rejections = []
-        strengths = self._strengths(guidance, batch)
-        sampled = self._sample(guidance, ends, self._dropped(guidance, batch, strengths))
+        first_row = first_rows(batch, {s: self.sequences[s].drafts for s in batch})
+        strengths = self._strengths(guidance, batch, first_row)
+        sampled = self._sample(guidance, ends, first_row, strengths)
         self._propose(guidance, ends)
         made = ModelRunnerOutput(
             req_ids=list(ends),
@@ -115,29 +118,48 @@ class FakeRunner:
         )
         gated = [r.streams[0] for r in guidance.joint if r.group.strength is not None]
         places = {leader: batch.index(leader) for leader in gated}
-        rows = {leader: slice(place, place + 1) for leader, place in places.items()}
+        rows = {leader: slice(*first_row[place : place + 2]) for leader, place in places.items()}
         attach_strengths(made, Strengths(strengths.numpy(), rows))
         return made
 
-    def _strengths(self, guidance: StepGuidance, batch: list[str]) -> torch.Tensor:
-        """[2, batch]: 0 for leaders whose gate is closed, and for the rows of blind probes."""
-        strengths = torch.ones(2, len(batch))
+    def _strengths(
+        self, guidance: StepGuidance, batch: list[str], first_row: np.ndarray
+    ) -> torch.Tensor:
+        """[2, rows]: 0 where the gate of a leader is closed, and for the rows of blind probes."""
+        strengths = torch.ones(2, int(first_row[-1]))
         for leader in (row.streams[0] for row in guidance.joint):
-            rules = self.rules[leader]
-            is_closed = rules.gates is not None and not rules.gates[self._num_outputs(leader)]
-            if is_closed or leader in self.blind:
-                strengths[:, batch.index(leader)] = 0
+            rules, place = self.rules[leader], batch.index(leader)
+            for ahead, row in enumerate(range(first_row[place], first_row[place + 1])):
+                count = self._num_outputs(leader) + ahead
+                if leader in self.blind or (rules.gates is not None and not rules.gates[count]):
+                    strengths[:, row] = 0
         return strengths
 
-    def _dropped(
-        self, guidance: StepGuidance, batch: list[str], strengths: torch.Tensor
-    ) -> set[str]:
-        """The leaders whose probes the workers' own code drops."""
-        if not self.path.v2:
-            return {batch[place] for place in self.probes.dropped(guidance, batch, strengths)}
-        sampled = torch.ones(len(batch), dtype=torch.int32)
-        gates.drop_open(guidance, batch, strengths, sampled, torch.zeros_like(sampled))
-        return {name for name, count in zip(batch, sampled.tolist(), strict=True) if not count}
+    def _kept(
+        self,
+        guidance: StepGuidance,
+        verified: dict[str, list[int]],
+        first_row: np.ndarray,
+        strengths: torch.Tensor,
+    ) -> dict[str, list[int]]:
+        """What the workers' own code keeps of these tokens.
+
+        verified: of each stream of the batch; those of probes may come from open gates.
+        """
+        batch, most = list(verified), int(np.diff(first_row).max())
+        tokens = torch.tensor([new + [-1] * (most - len(new)) for new in verified.values()])
+        sampled = (tokens >= 0).sum(1)
+        if self.path.v2:
+            gates.drop_open(
+                guidance, batch, first_row, strengths, sampled, torch.zeros_like(sampled)
+            )
+        else:
+            kept = self.probes.kept(guidance, batch, first_row, strengths)
+            kept.cut(tokens, strengths)
+            sampled = (tokens >= 0).sum(1)
+            sampled[kept.none] = 0
+        counts = dict(zip(batch, sampled.tolist(), strict=True))
+        return {stream: verified[stream][:count] for stream, count in counts.items()}
 
     def _score(self, guidance: StepGuidance) -> dict[str, LogprobsTensors | None]:
         """Let the worker's own code collect hidden states, which must be those of each stream."""
@@ -306,10 +328,15 @@ class FakeRunner:
             sequence.accepted = 1
 
     def _sample(
-        self, guidance: StepGuidance, ends: dict[str, int], opened: Collection[str]
+        self,
+        guidance: StepGuidance,
+        ends: dict[str, int],
+        first_row: np.ndarray,
+        strengths: torch.Tensor,
     ) -> list[list[int]]:
         joint = {s: row for row in guidance.joint for s in row.streams}
-        tokens: dict[str, list[int]] = {}
+        verified: dict[str, list[int]] = {stream: [] for stream in ends}
+        samples = []
         for stream, end in ends.items():
             sequence = self.sequences[stream]
             if end < len(sequence.tokens):
@@ -321,18 +348,34 @@ class FakeRunner:
                 sequence.computed -= 1 + len(sequence.drafts)
                 sequence.sampled_at -= 0 if self.path.v2 else 1_000
                 continue
-            if stream in opened:
-                sequence.in_vain += 1
-                assert sequence.in_vain <= 1 + self.path.asynchronous, f"{stream} probes again"
-                self._keep(stream, [])
-                sequence.sampled_at -= 0 if self.path.v2 else 1_000
-                continue
-            self._check_kv(stream, end - len(sequence.drafts))
-            self._check_suffix(stream)
-            tokens[stream] = self._verified(stream, joint.get(stream))
-        for stream, new in tokens.items():
-            self._keep(stream, new)
-        return [tokens.get(s, []) for s in ends]
+            if stream not in self.blind:
+                self._check_kv(stream, end - len(sequence.drafts))
+                self._check_suffix(stream)
+            verified[stream] = self._verified(stream, joint.get(stream))
+            samples.append(stream)
+        kept = self._kept(guidance, verified, first_row, strengths) if verified else {}
+        for stream in samples:
+            if stream in joint and joint[stream].probe:
+                self._check_probe(stream, kept[stream], verified[stream])
+            self._keep(stream, kept[stream])
+        return list(kept.values())
+
+    def _check_probe(self, leader: str, kept: list[int], verified: list[int]) -> None:
+        """A probe's tokens are those in front of its first open gate; a blind one has none."""
+        sequence, rules, count = (
+            self.sequences[leader],
+            self.rules[leader],
+            self._num_outputs(leader),
+        )
+        assert rules.gates is not None, f"{leader} has no gate"
+        behind = rules.gates[count : count + len(verified)]
+        closed = 0 if leader in self.blind else (*behind, True).index(True)
+        assert len(kept) == closed, f"{leader}: {len(kept)} tokens are kept, {closed} gates closed"
+        self.saved += len(rules.suffix) * len(kept)
+        if not kept:
+            sequence.in_vain += 1
+            assert sequence.in_vain <= 1 + self.path.asynchronous, f"{leader} probes again"
+            sequence.sampled_at -= 0 if self.path.v2 else 1_000
 
     def _keep(self, stream: str, new: list[int]) -> None:
         sequence = self.sequences[stream]
@@ -396,7 +439,7 @@ class FakeRunner:
             return model_token(stream, count)
         leader, rules = row.streams[0], self.rules[row.streams[0]]
         if row.probe:
-            return self._probed(leader, row)
+            return self._probed(leader, row, ahead)
         names = tuple(f"{leader}{FOLLOWER_SUFFIX}{i}" for i in range(len(rules.lengths)))
         assert row.streams == (leader, *names), row
         assert tuple(self.suffixes.get(leader, ())) == rules.suffix, f"{leader}: another suffix"
@@ -408,15 +451,12 @@ class FakeRunner:
         assert row.weights == rules.weights_at(count), (row, count)
         return model_token(leader, count)
 
-    def _probed(self, leader: str, row: JointRow) -> int:
-        """The token of a leader that runs without its suffix."""
-        rules, count = self.rules[leader], self._num_outputs(leader)
+    def _probed(self, leader: str, row: JointRow, ahead: int) -> int:
+        """A token of a leader that runs without its suffix. It counts if its gate is closed."""
+        rules, count = self.rules[leader], self._num_outputs(leader) + ahead
         assert row.weights == PROBE_WEIGHTS, row
         assert leader not in self.suffixes, f"{leader} computes a suffix in a probe"
         assert rules.guides(count), f"token {count} of {leader} must not be guided: {rules}"
-        assert rules.gates is not None, f"{leader} has no gate"
-        assert not rules.gates[count], f"token {count} of {leader} was sampled alone"
-        self.saved += len(rules.suffix)
         return model_token(leader, count)
 
     def _num_outputs(self, stream: str) -> int:

@@ -227,12 +227,13 @@ def test_suffixes_that_vllm_cuts_are_taken_back(model_folder, monkeypatch, path)
 
 
 @pytest.mark.parametrize("path", SUFFIX_PATHS, ids=[p.name for p in SUFFIX_PATHS])
-def test_closed_gates_save_suffixes_except_in_a_pipeline_and_with_drafts(load, path):
+def test_closed_gates_save_suffixes_except_in_a_pipeline(load, path):
+    """On V1, with drafts and async scheduling, they do not either."""
     counts = [load(path, seed) for seed in SEEDS]
     probes, saved = (
         sum(count[name] for count in counts) for name in ("gate_probes", "gate_saved_tokens")
     )
-    saves = path.stages == 1 and not path.drafts
+    saves = path.stages == 1 and (path.v2 or not (path.asynchronous and path.drafts))
     assert (probes > 20) == (saved > 100) == saves, (probes, saved)
 
 

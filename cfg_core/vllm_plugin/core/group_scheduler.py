@@ -71,6 +71,14 @@ class GroupScheduler(Scheduler):
         rest = drafters.why_groups_rest(ours)
         if rest is not None:
             logger.warning("Guided requests get no drafts from %s.", rest)
+        self._suffixes = Suffixes(self.requests)
+        self._probes = Probes(
+            self.requests,
+            saves=self.parallel_config.pipeline_parallel_size == 1,
+            asynchronous=self.scheduler_config.async_scheduling,
+            holds=not self.use_v2_model_runner,
+            drafts=self.num_spec_tokens > 0,
+        )
         self._speculation = Speculation(
             self._groups,
             self.requests,
@@ -78,13 +86,7 @@ class GroupScheduler(Scheduler):
             cost,
             self._may_draft_fewer,
             for_groups=rest is None,
-        )
-        self._suffixes = Suffixes(self.requests)
-        self._probes = Probes(
-            self.requests,
-            saves=self.parallel_config.pipeline_parallel_size == 1 and not self.num_spec_tokens,
-            asynchronous=self.scheduler_config.async_scheduling,
-            holds=not self.use_v2_model_runner,
+            probes=self._probes,
         )
         self._timelines = Timelines(self._groups, self.requests, self.num_spec_tokens)
         self._held: frozenset[str] = frozenset()  # streams that the coming step must leave out
@@ -266,7 +268,7 @@ class GroupScheduler(Scheduler):
         asked |= self._timelines.logprobs_asked(scheduler_output.num_scheduled_tokens)
         guidance = StepGuidance.of(scheduler_output)
         strengths = wire.strengths_of(model_runner_output)
-        self._probes.hear(scheduler_output, guidance, strengths)
+        self._probes.hear(scheduler_output, guidance, model_runner_output, strengths)
         self._speculation.end(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._close(touched)

@@ -101,10 +101,10 @@ class GuidedScheduler(GroupScheduler):
         self._held = self._timelines.held | self._probes.held
         if not self._groups:
             return
-        if self._suffixes:
-            self._suffixes.place(self._held, self._probes.coming(len(self.running)))
         if self.num_spec_tokens:
             self._even_out_drafts()
+        if self._suffixes:
+            self._suffixes.place(self._held, self._probes.coming(len(self.running)))
         if self._stays_steady():
             self._sampling = EVERYTHING
             return

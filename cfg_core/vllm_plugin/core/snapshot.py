@@ -119,7 +119,7 @@ def _group_unit(
 ) -> Unit:
     members = [scheduler.requests[stream] for stream in group.streams]
     running = [r for r in members if r.status == RequestStatus.RUNNING]
-    end = 1 + (len(group.suffix) if members[0].spec_token_ids else 0)
+    end = 1 + (len(group.suffix) if scheduler._suffixes.is_placed(group.leader) else 0)
     return Unit(
         streams=tuple(
             _state(scheduler, r, held, r.request_id != group.leader, end) for r in running

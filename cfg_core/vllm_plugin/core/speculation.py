@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
@@ -26,7 +26,8 @@ class Speculation:
     may_rest: whether the drafter may skip a step (drafters.must_make_all). If not, nothing is
         measured either, because no step is without drafts.
     for_groups: whether groups get drafts. If not, only plain requests do. Groups with a suffix get
-        none in any case.
+        none in any case, but for these:
+    probes: the leaders whose gates can be probed (gates.py).
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Speculation:
         cost: float | None,
         may_rest: bool = True,
         for_groups: bool = True,
+        probes: Container[str] = (),
     ) -> None:
         self._groups, self._requests, self._most = groups, requests, most
+        self._probes = probes
         self._for_groups = for_groups
         measures = cost is None and may_rest and for_groups and most > 0
         self._known = known = DRAFT_COST if cost is None else cost
@@ -73,7 +76,7 @@ class Speculation:
         played = self.costs.trial_move(rows) if is_measured and _decodes(step) else None
         cost = self.costs.of(rows)
         for leader in leaders:
-            own = self._known if self._is_seeded(leader) else cost
+            own = self._known if is_seeded(self._requests[leader]) else cost
             self._planned[leader] = self._next_length(leader, played, own)
         return max((self._planned[leader] for leader in leaders), default=0)
 
@@ -83,14 +86,10 @@ class Speculation:
         Suffixes are in the place of drafts. And a text with a seed must not depend on how long
         steps take, so that it is the same again if nothing runs beside it.
         """
-        return not any(self._has_suffix(one) or self._is_seeded(one) for one in leaders)
-
-    def _is_seeded(self, leader: str) -> bool:
-        params = self._requests[leader].sampling_params
-        return params is not None and params.seed is not None and params.temperature > 0
+        return not any(self._has_suffix(one) or is_seeded(self._requests[one]) for one in leaders)
 
     def _next_length(self, leader: str, played: bool | None, cost: float) -> int:
-        if self._has_suffix(leader):
+        if self._suffix_only(leader):
             return 0
         if played is not None:
             return self._most if played else 0
@@ -110,11 +109,8 @@ class Speculation:
         """Give all streams of a group the same number of drafts, as they verify the same tokens.
 
         The number is the smallest of three: what the stream with the fewest drafts has, what the
-        longest stream has room for, and what was planned. A suffix stays as it is: it is in their
-        place.
+        longest stream has room for, and what was planned.
         """
-        if self._has_suffix(leader):
-            return
         room = max_model_len - 2 - max(r.num_computed_tokens for r in members)
         planned = self._planned.get(leader, self._most) if self._for_groups else 0
         fewest = max(0, min(room, planned, *(len(r.spec_token_ids) for r in members)))
@@ -140,15 +136,19 @@ class Speculation:
 
     def _has_none_ever(self, stream: str) -> bool:
         """Whether a stream is of a group that has no draft as long as it lives."""
-        return stream in self._groups and (self._none_ever or self._has_suffix(stream))
+        return stream in self._groups and (self._none_ever or self._suffix_only(stream))
 
     def _has_suffix(self, stream: str) -> bool:
-        """Whether a suffix takes the place of drafts behind this stream.
-
-        Each draft would need the suffix behind it, and there is one such place in a step.
-        """
         group = self._groups.of(stream)
         return group is not None and bool(group.suffix)
+
+    def _suffix_only(self, stream: str) -> bool:
+        """Whether a suffix takes the place of drafts behind this stream in all its steps.
+
+        Each draft would need the suffix behind it, and there is one such place in a step. A probe
+        has no suffix.
+        """
+        return self._has_suffix(stream) and stream not in self._probes
 
     def forget(self, leader: str) -> None:
         """Drop the state of a group that has ended."""
@@ -181,6 +181,12 @@ class Speculation:
         """Assert what must hold between steps. For tests."""
         leaders = {group.leader for group in self._groups}
         assert self._lengths.keys() | self._planned.keys() <= leaders
+
+
+def is_seeded(request: Request) -> bool:
+    """Whether the text of a request is drawn, and must be the same again with its seed."""
+    params = request.sampling_params
+    return params is not None and params.seed is not None and params.temperature > 0
 
 
 def _drafts(step: SchedulerOutput) -> int:

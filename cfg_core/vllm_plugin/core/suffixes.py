@@ -45,6 +45,7 @@ class Suffixes:
     def __init__(self, requests: Mapping[str, Request]) -> None:
         self._requests = requests
         self._groups: dict[str, Group] = {}
+        self._placed: dict[str, None] = {}
         self.num_tokens = 0
 
     def __bool__(self) -> bool:
@@ -70,27 +71,37 @@ class Suffixes:
         A leader whose newest token is still in a pipeline has nothing that a suffix could follow.
 
         held: streams that may not run.
-        alone: leaders that run without their suffix (gates.py).
+        alone: leaders that run without their suffix, and with their drafts, if any (gates.py).
         """
+        self._placed = {}
         for leader, group in self._groups.items():
             request = self._requests[leader]
             end = request.num_tokens + request.num_output_placeholders
             may_run = request.status == RequestStatus.RUNNING and leader not in held
             has_own = may_run and request.num_computed_tokens < end
-            is_placed = has_own and leader not in alone
-            request.spec_token_ids = list(group.suffix) if is_placed else []
+            if has_own and leader in alone:
+                continue
+            request.spec_token_ids = list(group.suffix) if has_own else []
+            if has_own:
+                self._placed[leader] = None
+
+    def is_placed(self, leader: str) -> bool:
+        """Whether the coming step computes the suffix of a leader, if it is scheduled."""
+        return leader in self._placed
 
     def take(self, scheduler_output: SchedulerOutput) -> tuple[SuffixTokens, ...]:
         """Take the suffixes out of a step that was scheduled. Returns what is computed of them.
 
-        Placeholders stay: vLLM gives them to a stream that it admits for one token, if the engine
-        has a drafter.
+        Drafts stay. So do placeholders, which vLLM gives to a stream that it admits for one token,
+        if the engine has a drafter.
         """
         drafts = scheduler_output.scheduled_spec_decode_tokens
         taken = []
-        for leader in [name for name in drafts if name in self._groups and PAD not in drafts[name]]:
-            suffix = self._groups[leader].suffix[: len(drafts.pop(leader))]
-            taken.append(SuffixTokens(leader, suffix))
+        for leader in self._placed:
+            if PAD not in drafts.get(leader, (PAD,)):
+                suffix = self._groups[leader].suffix[: len(drafts.pop(leader))]
+                taken.append(SuffixTokens(leader, suffix))
+            self._requests[leader].spec_token_ids = []  # vLLM leaves it if the stream did not run
         return tuple(taken)
 
     def forget(self, taken: Collection[SuffixTokens]) -> None:

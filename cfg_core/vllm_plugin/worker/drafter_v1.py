@@ -70,11 +70,11 @@ class CarefulProposer(SpecDecodeBaseProposer):
     ) -> Any:
         """Call vLLM's method, so that each stream has at least its first token of the step left.
 
-        A solo stream has no valid sample. Then vLLM would write the token that comes next into the
-        place before the stream's first one, which is another stream's. Suffixes are to the drafter
-        what rejected drafts are.
+        A solo stream has no valid sample, nor has a probe whose gate is open. Then vLLM would write
+        the token that comes next into the place before the stream's first one, which is another
+        stream's. Suffixes are to the drafter what rejected drafts are.
         """
-        if self.guidance.solo:
+        if self.guidance.may_keep_none:
             valid_sampled_tokens_count = valid_sampled_tokens_count.clamp(min=1)
         metadata, last, num_rejected = super().prepare_inputs_padded(
             common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count

@@ -83,7 +83,7 @@ class GuidedSpeculator(DraftModelSpeculator):
         if rows is not None or self._guides:
             self._point_at(rows)
         self._guides = rows is not None
-        if self.guidance.solo and not dummy:
+        if self.guidance.may_keep_none and not dummy:
             num_rejected = keep_first(num_rejected, input_batch)
         if num_speculative_tokens is not None:
             self.num_speculative_steps = max(1, num_speculative_tokens)
@@ -147,8 +147,9 @@ class GuidedSpeculator(DraftModelSpeculator):
 def keep_first(num_rejected: torch.Tensor, batch: InputBatch) -> torch.Tensor:
     """`num_rejected` [batch], so that each stream has at least its first token of the step left.
 
-    A solo stream has taken back all. Then vLLM would write the token that comes next into the place
-    before the stream's first one, which is another stream's, or before the buffer.
+    A solo stream has taken back all, and so has an open probe. Then vLLM would write the token that
+    comes next into the place before the stream's first one, which is another stream's, or before
+    the buffer.
     """
     ends = batch.query_start_loc[: len(num_rejected) + 1]
     return num_rejected.minimum(ends.diff().to(num_rejected.dtype) - 1)
@@ -208,7 +209,7 @@ def be_careful(drafter: DraftModelSpeculator, guidance: RunnerGuidance) -> None:
             batch: InputBatch = args[0]
             if guidance.drafter_rests:
                 return no_drafts(drafter, batch)
-            if guidance.solo:
+            if guidance.may_keep_none:
                 rejected = keep_first(args[NUM_REJECTED], batch)
                 args = (*args[:NUM_REJECTED], rejected, *args[NUM_REJECTED + 1 :])
         drafts: torch.Tensor = propose(*args, **kwargs)

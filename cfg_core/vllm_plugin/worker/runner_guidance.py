@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from cfg_core.vllm_plugin.wire import StepGuidance
+from cfg_core.vllm_plugin.worker.gates import Kept
 from cfg_core.vllm_plugin.worker.rows import Rows, StreamLogits
 from cfg_core.vllm_plugin.worker.suffixes import SuffixRows
 
@@ -29,6 +30,7 @@ class RunnerGuidance:
         did.
     strengths: how strongly the rows of this step were guided, on the device (see `rows.blended`);
         None if no group has limits or a rule.
+    kept: how much is kept of the step's probes (V1 only); None if all of it is.
     """
 
     step: StepGuidance | None = None
@@ -38,11 +40,19 @@ class RunnerGuidance:
     compact: bool = False
     stream_logits: StreamLogits | None = None
     strengths: torch.Tensor | None = None
+    kept: Kept | None = None
 
     @property
     def solo(self) -> tuple[str, ...]:
         """Streams whose sample is dropped in this step."""
         return self.step.solo if self.step is not None else ()
+
+    @property
+    def may_keep_none(self) -> bool:
+        """Whether a stream may have no token of this step left."""
+        return bool(self.solo) or (
+            self.step is not None and any(row.probe for row in self.step.joint)
+        )
 
     @property
     def drafter_rests(self) -> bool:
@@ -51,6 +61,6 @@ class RunnerGuidance:
 
     def clear(self) -> None:
         """Forget the step, at its end."""
-        self.step = self.rows = self.stream_logits = self.strengths = None
+        self.step = self.rows = self.stream_logits = self.strengths = self.kept = None
         self.suffixes = self.suffix_rows = None
         self.compact = False

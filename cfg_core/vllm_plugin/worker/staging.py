@@ -91,7 +91,9 @@ def stage(
     leader_place = np.arange(len(first_row) - 1)
     weight = np.ones(len(leader_place))
     leader_place[streams[1:]] = streams[0]
-    weight[streams[::-1]] = weights[::-1]  # padding is overwritten by what it repeats
+    for places, own in zip(streams[::-1], weights[::-1], strict=True):
+        weight[places] = own  # row by row: padding, and a probe's own negative, are overwritten
+    weight[streams[0][streams[1] >= len(weight) - suffixes]] = 1  # drafters have no row of a suffix
     batch = len(leader_place) - suffixes
     leader_place, weight = leader_place[:batch], weight[:batch]
     leading, leader_of = np.unique(leader_place, return_inverse=True)
@@ -198,7 +200,7 @@ def stage_draft_blends(
 
 
 def _changes_drafts(group: Group) -> bool:
-    """Whether the drafts of a group are of another blend. One with a suffix has no drafts."""
+    """Whether the drafts of a group are of another blend. With a suffix they are the leader's."""
     return not group.suffix and (group.cuts is not None or group.strength is not None)
 
 

@@ -241,7 +241,11 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
                 logits, states = logits[:own], states[:own]
             self.execute_model_state = state._replace(logits=logits, sample_hidden_states=states)
             if guidance.strengths is not None:
-                self._discard(self._probes.dropped(guidance.step, names, guidance.strengths))
+                drafts = state.scheduler_output.scheduled_spec_decode_tokens
+                guidance.kept = self._probes.kept(
+                    guidance.step, names, first_rows(names, drafts), guidance.strengths
+                )
+                self._discard(guidance.kept.none)
 
     @override
     def _sample(
@@ -265,6 +269,8 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
         if rows is None:
             return output
         tokens = output.sampled_token_ids  # [batch, 1 + drafts] int32
+        if guidance.kept is not None and guidance.strengths is not None:
+            guidance.kept.cut(tokens, guidance.strengths)
         rows.copy_to_followers(tokens)
         shown = rows.logprob_rows
         if shown is not None and stream_logits is not None and output.logprobs_tensors is not None:

@@ -165,7 +165,14 @@ class GuidedRunnerV2(AdaptersOfRows, GPUModelRunner):
             solo = to_device([place_of[stream] for stream in step.solo], np.int64, device)
             num_rejected[solo] += num_sampled[solo]  # V2's worker must take its tokens back too
             num_sampled[solo] = 0
-        drop_open(step, input_batch.req_ids, self.guidance.strengths, num_sampled, num_rejected)
+        drop_open(
+            step,
+            input_batch.req_ids,
+            input_batch.cu_num_logits_np,
+            self.guidance.strengths,
+            num_sampled,
+            num_rejected,
+        )
         if suffixes is not None:
             num_rejected += suffixes.counts_there.to(num_rejected.dtype)
         return output, num_sampled, num_rejected

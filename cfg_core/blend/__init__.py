@@ -12,7 +12,7 @@ from cfg_core.blend.formula import (
     divergence,
 )
 from cfg_core.blend.rules import RuleRows
-from cfg_core.blend.strength import StrengthRows, weaken
+from cfg_core.blend.strength import StrengthRows, entropy, weaken
 
 __all__ = [
     "LARGEST_WEIGHT",
@@ -23,5 +23,6 @@ __all__ = [
     "blend",
     "cut",
     "divergence",
+    "entropy",
     "weaken",
 ]

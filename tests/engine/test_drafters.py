@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,13 @@ from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from cfg_core.policy.groups import Group
 from cfg_core.vllm_plugin import drafters
+from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
+from cfg_core.vllm_plugin.wire import JointRow, StepGuidance
 from cfg_core.vllm_plugin.worker.drafter_v1 import GuidedEagleProposer, careful_class
 from cfg_core.vllm_plugin.worker.drafter_v2 import NUM_REJECTED, be_careful, keep_first
+from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from tests.engine import prophet, tiny_medusa
 from tests.engine.engines import ROOMY, TIGHT, Engine, differences, guided, plain, tokens
 from tests.engine.formulas import suffix_answers
@@ -119,12 +124,18 @@ def test_all_hybrids_draft_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert causes(recurrent_config(), recurrent=True) == []
 
 
-def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
+PROBE = JointRow(Group("a", (), (1.0, 0.0), suffix=(5,)), PROBE_WEIGHTS, probe=True)
+TAKEN_BACK = {"solo": StepGuidance((), ("a",)), "a probe": StepGuidance((PROBE,), ())}
+NONE_TAKEN_BACK = StepGuidance((), ())
+
+
+@pytest.mark.parametrize("step", TAKEN_BACK.values(), ids=TAKEN_BACK)
+def test_a_stream_that_may_have_no_token_keeps_its_first_one_on_v1(step: StepGuidance) -> None:
     """Without that, its next token would be written to another stream's place, here the last."""
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()  # as a worker on a CPU does
     drafter: Any = object.__new__(GuidedEagleProposer)
-    drafter.guidance = SimpleNamespace(solo=("a",), suffixes=None)
+    drafter.guidance = guidance = RunnerGuidance(step=step)
     metadata = CommonAttentionMetadata(
         query_start_loc=STARTS,
         query_start_loc_cpu=STARTS,
@@ -141,18 +152,17 @@ def test_a_solo_stream_keeps_its_first_token_on_v1() -> None:
     _, places, rejected = drafter.prepare_inputs_padded(metadata, drafts, counts)
     assert places.tolist() == [0, 4]
     assert rejected.tolist() == [2, 1]
-    drafter.guidance.solo = ()
+    guidance.step = NONE_TAKEN_BACK
     _, places, _ = drafter.prepare_inputs_padded(metadata, drafts, counts)
     assert places[0] < 0, "vLLM has mended this: remove the override"
-    drafter.guidance = SimpleNamespace(
-        solo=("a",), suffixes=SimpleNamespace(counts_there=torch.tensor([0, 1]))
-    )
+    suffixes: Any = SimpleNamespace(counts_there=torch.tensor([0, 1]))
+    guidance.step, guidance.suffixes = step, suffixes
     _, places, rejected = drafter.prepare_inputs_padded(metadata, drafts, counts)
     assert places.tolist() == [0, 3], "the next token is not in front of the suffix"
     assert rejected.tolist() == [2, 2]
 
 
-def test_a_solo_stream_keeps_its_first_token_on_v2() -> None:
+def test_a_stream_that_may_have_no_token_keeps_its_first_one_on_v2() -> None:
     batch: Any = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 6, 6], dtype=torch.int32))
     rejected = torch.tensor([3, 1], dtype=torch.int32)
     assert keep_first(rejected, batch).tolist() == [2, 1]
@@ -169,20 +179,19 @@ class StockSpeculator:
 
 
 @pytest.mark.parametrize(
-    ("solo", "rests", "kwargs", "drafts"),
+    ("step", "kwargs", "drafts"),
     [
-        ((), False, {}, [3, 1]),
-        (("a",), False, {}, [2, 1]),
-        ((), True, {}, [-1, -1]),
-        (("a",), True, {"dummy_run": True}, [3, 1]),
+        (NONE_TAKEN_BACK, {}, [3, 1]),
+        *((step, {}, [2, 1]) for step in TAKEN_BACK.values()),
+        (replace(NONE_TAKEN_BACK, drafter_rests=True), {}, [-1, -1]),
+        (replace(TAKEN_BACK["solo"], drafter_rests=True), {"dummy_run": True}, [3, 1]),
     ],
 )
 def test_a_drafter_for_plain_requests_works_beside_groups_on_v2(
-    solo: tuple[str, ...], rests: bool, kwargs: Any, drafts: list[int]
+    step: StepGuidance, kwargs: Any, drafts: list[int]
 ) -> None:
     drafter: Any = StockSpeculator()
-    guidance: Any = SimpleNamespace(solo=solo, drafter_rests=rests)
-    be_careful(drafter, guidance)
+    be_careful(drafter, RunnerGuidance(step=step))
     starts = torch.tensor([0, 3, 6, 6], dtype=torch.int32)
     batch = SimpleNamespace(query_start_loc=starts, num_reqs=2)
     rejected = torch.tensor([3, 1], dtype=torch.int32)

@@ -268,7 +268,7 @@ def test_drafters_have_the_weights_of_pairs_beside_larger_groups_suffixes_and_pr
 
 
 def probe_cuts(rows: Rows) -> CutRows:
-    (group,) = rows.logit_blends
+    (group,) = (group for group in rows.logit_blends if group.probes)
     assert group.cuts is not None
     return group.cuts.part(slice(0, 1))
 

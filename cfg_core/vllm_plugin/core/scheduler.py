@@ -118,6 +118,7 @@ class GuidedScheduler(GroupScheduler):
             likely_hits=self._likely_hits,
             held=self._held,
             joint_limit=self._states.joint_limit,
+            is_suffixed=self._suffixes.is_placed,
         )
         plan = lockstep.plan(snapshot, self._roles)
         self._carry_out(plan)

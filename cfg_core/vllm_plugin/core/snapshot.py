@@ -39,6 +39,7 @@ def take_snapshot(
     likely_hits: Callable[[Request], int],
     held: Collection[str] = (),
     joint_limit: int = 0,
+    is_suffixed: Callable[[str], bool] = lambda leader: False,
 ) -> Snapshot:
     """The engine before its next step.
 
@@ -46,9 +47,10 @@ def take_snapshot(
     likely_hits: how many tokens of a waiting stream are believed to be in the prefix cache.
     held: running streams that must compute nothing in it.
     joint_limit: see `Snapshot`.
+    is_suffixed: whether a leader computes its suffix in it.
     """
     return Snapshot(
-        running=tuple(_running_units(scheduler, groups, held)),
+        running=tuple(_running_units(scheduler, groups, held, is_suffixed)),
         waiting=tuple(_waiting_units(scheduler, groups, likely_hits)) if admits else (),
         token_budget=config.step_budget(scheduler),
         headroom=headroom,
@@ -99,7 +101,10 @@ def _chunk_limit(scheduler: Scheduler) -> int:
 
 
 def _running_units(
-    scheduler: Scheduler, groups: GroupTable, held: Collection[str]
+    scheduler: Scheduler,
+    groups: GroupTable,
+    held: Collection[str],
+    is_suffixed: Callable[[str], bool],
 ) -> Iterator[Unit]:
     """Running requests as units, each group at the place of its first running stream."""
     by_rank = scheduler.policy == SchedulingPolicy.PRIORITY
@@ -111,15 +116,15 @@ def _running_units(
             yield Unit((_state(scheduler, request, held),), rank=rank)
         elif group.leader not in seen:
             seen.add(group.leader)
-            yield _group_unit(scheduler, group, rank, held)
+            end = 1 + (len(group.suffix) if is_suffixed(group.leader) else 0)
+            yield _group_unit(scheduler, group, rank, held, end)
 
 
 def _group_unit(
-    scheduler: Scheduler, group: Group, rank: tuple[float, ...], held: Collection[str]
+    scheduler: Scheduler, group: Group, rank: tuple[float, ...], held: Collection[str], end: int
 ) -> Unit:
     members = [scheduler.requests[stream] for stream in group.streams]
     running = [r for r in members if r.status == RequestStatus.RUNNING]
-    end = 1 + (len(group.suffix) if scheduler._suffixes.is_placed(group.leader) else 0)
     return Unit(
         streams=tuple(
             _state(scheduler, r, held, r.request_id != group.leader, end) for r in running

@@ -168,19 +168,22 @@ def stage_logit_blends(
 ) -> tuple[LogitBlend, ...]:
     """Index tensors of the rows that are blended after the head, by their number of streams.
 
+    Probes are apart from pairs.
+
     group_of: [n], the group of each row.
     streams, weights: [streams, n].
     """
-    sizes = np.array([len(joint[group].weights) for group in group_of], dtype=np.int64)
+    kinds = np.array([(len(joint[i].weights), joint[i].probe) for i in group_of]).reshape(-1, 2)
     blends = []
-    for size in np.unique(sizes):
-        chosen = sizes == size
-        rows = [joint[row] for row in group_of[chosen]]
+    for size, is_probe in np.unique(kinds, axis=0).tolist():
+        chosen = (kinds == (size, is_probe)).all(1)
+        groups = [joint[i].group for i in group_of[chosen]]
         blends.append(
             LogitBlend(
                 to_device(streams[:size, chosen], np.int64, device),
                 to_device(weights[:size, chosen], np.float32, device),
-                *stage_limits([row.group for row in rows], device, [row.probe for row in rows]),
+                *stage_limits(groups, device, is_probe=bool(is_probe)),
+                bool(is_probe),
             )
         )
     return tuple(blends)
@@ -205,21 +208,18 @@ def _changes_drafts(group: Group) -> bool:
 
 
 def stage_limits(
-    groups: Sequence[Group], device: torch.device, probes: Sequence[bool] | None = None
+    groups: Sequence[Group], device: torch.device, is_probe: bool = False
 ) -> tuple[CutRows | None, StrengthRows | None, tuple[RuleRows, ...]]:
     """What changes the blend of rows, whose groups are given; None if nothing does.
 
-    probes: which of the rows are probes, for which no rule computes a scale. None: none.
+    is_probe: whether the rows are probes, for which no rule computes a scale.
     """
     put = partial(to_device, device=device)
     strengths = [group.strength for group in groups]
-    ruled = strengths
-    if probes is not None:
-        ruled = [None if is_probe else own for own, is_probe in zip(strengths, probes, strict=True)]
     return (
         CutRows.of([group.cuts for group in groups], put),
         StrengthRows.of(strengths, put),
-        RuleRows.of(ruled, put),
+        () if is_probe else RuleRows.of(strengths, put),
     )
 
 

@@ -9,8 +9,8 @@ computed for each token. Their texts are the same. `probes` is their number for 
 vain` the share of them that found its gate open, and `blocks` the most KV blocks of a step,
 relative to plain.
 
-    python -m benchmarks.engine.gates [--model chat|300m] [--scheduling async] [--batches 1 8]
-        [--shares 0.1 1] [--suffix 16] [--tokens 48] [--waves 2] [--turns 3]
+    python -m benchmarks.engine.gates [--model chat|300m] [--batches 1 8] [--shares 0.1 1]
+        [--suffix 16] [--tokens 48] [--waves 2] [--turns 3]
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Gated:
             max_model_len=512,
             max_num_seqs=max(args.batches),
             max_num_batched_tokens=4096,
-            async_scheduling=args.scheduling == "async",
         )
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         most = args.waves * max(args.batches)
@@ -148,7 +147,6 @@ def measure(gated: Gated, batch: int, turns: int) -> list[dict[str, Any]]:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--model", choices=["chat", LARGER], default="chat")
-    options.add_argument("--scheduling", choices=["sync", "async"], default="sync")
     options.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     options.add_argument("--shares", type=float, nargs="+", default=list(SHARES), help="guided")
     options.add_argument("--suffix", type=int, default=16, help="tokens of the suffix")

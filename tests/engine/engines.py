@@ -90,8 +90,9 @@ class Engine:
             "kv_cache_memory_bytes": 64 << 20,
             "disable_log_stats": False,
         }
-        with without_collections():
-            self.llm = LLM(str(folder), **{**basics, **of_this_process(), **options}, **plugin)
+        options = {**basics, **of_this_process(), **options}
+        with without_collections(), keeping_async_scheduling(options):
+            self.llm = LLM(str(folder), **options, **plugin)
         self.guided = guided
         if guided:
             check_after_each_step(self.scheduler)
@@ -262,13 +263,35 @@ def of_this_process() -> dict[str, Any]:
     """
     if ASYNC not in os.environ:
         return {}
-    from mrv2_cpu import keep_async_scheduling
-
-    keep_async_scheduling()
     return {
         "async_scheduling": os.environ[ASYNC] == "1",
         "worker_extension_cls": "mrv2_cpu.WorkerExtension",
     }
+
+
+@contextmanager
+def keeping_async_scheduling(options: dict[str, Any]) -> Iterator[None]:
+    """While open, engines are sync or async as `options` say. vLLM's CPU platform says sync.
+
+    Only the process that builds the VllmConfig needs this.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    original, made = CpuPlatform.check_and_update_config.__func__, []
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+        made.append(wanted)
+
+    if "async_scheduling" not in options:
+        yield
+        return
+    with patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)):
+        yield
+    assert made
+    assert set(made) == {options["async_scheduling"]}, "vLLM cannot do both: see its warnings"
 
 
 def fork_workers() -> None:

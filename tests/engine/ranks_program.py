@@ -17,7 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.engines import BLOCK_SIZE, fork_workers, guided, of_this_process, plain
+from tests.engine.engines import (
+    BLOCK_SIZE,
+    fork_workers,
+    guided,
+    keeping_async_scheduling,
+    of_this_process,
+    plain,
+)
 from tests.engine.oracle import CASES, PROMPTS
 
 EVERY = 7
@@ -103,7 +110,8 @@ async def main(folder: Path, options: dict[str, Any], new_tokens: int) -> dict[s
     plugin = guided_engine_args(draft_cost=options.pop("draft_cost", None))
     given = {**BASICS, **of_this_process(), **options}
     arguments = AsyncEngineArgs(model=str(folder), **given, **plugin)
-    engine = AsyncLLM.from_engine_args(arguments)
+    with keeping_async_scheduling(given):
+        engine = AsyncLLM.from_engine_args(arguments)
     try:
         client = Client(engine)
         parallel = engine.vllm_config.parallel_config

@@ -29,7 +29,7 @@ from cfg_core.vllm_plugin.core.gates import PROBE_WEIGHTS
 from cfg_core.vllm_plugin.wire import DROPPED, JointRow, StepGuidance
 from cfg_core.vllm_plugin.worker import compact_v1, compact_v2, logit_blends, scoring, staging
 from cfg_core.vllm_plugin.worker import rows as rows_module
-from cfg_core.vllm_plugin.worker.gates import ProbesV1, drop_open
+from cfg_core.vllm_plugin.worker.gates import drop_open, kept_by_v1
 from cfg_core.vllm_plugin.worker.head import merge
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
 from cfg_core.vllm_plugin.worker.staging import Stager
@@ -213,7 +213,7 @@ def test_probes_are_their_leaders_own_rows_beside_rows_of_pairs() -> None:
     cut_row = cut(logits[2:3], logits[2:3].log_softmax(-1), probe_cuts(rows))
     assert torch.equal(out[2], cut_row[0])
     assert strengths[0, [0, 2]].tolist() == [1, 0]
-    assert ProbesV1().kept(step, PROBED, FIRST_ROW, strengths.clone()).none == [0]
+    assert kept_by_v1(step, PROBED, FIRST_ROW, strengths.clone()).none == [0]
     num_sampled, num_rejected = torch.ones(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
     drop_open(step, PROBED, FIRST_ROW, strengths, num_sampled, num_rejected)
     assert num_sampled.tolist() == [0, 1, 1, 1, 1]
@@ -239,7 +239,7 @@ def test_the_first_open_gate_ends_a_run_of_drafts() -> None:
     tokens, on_v2 = torch.tensor(sampled, dtype=torch.int32), strengths.clone()
     marked = [0, 0, DROPPED, 0, 0, 0, 1, 0, DROPPED, 0, 0, 0, 0]
 
-    kept = ProbesV1().kept(step, names, first_row, strengths)
+    kept = kept_by_v1(step, names, first_row, strengths)
     kept.cut(tokens, strengths)
     assert kept.none == [2]
     others = [place for place in range(len(names)) if place not in kept.none]

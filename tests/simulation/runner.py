@@ -85,14 +85,12 @@ class FakeRunner:
     step: int = 0
     saved: int = 0
     """Tokens of suffixes that were not computed for a token."""
-    probes: gates.ProbesV1 = field(default_factory=gates.ProbesV1)
     blind: set[str] = field(default_factory=set)
     """On V1, the leaders that probe behind an open probe. They have no token to begin with."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.step += 1
         self.scorer.forget(output.finished_req_ids)
-        self.probes.forget(output.finished_req_ids)
         for stream in output.finished_req_ids:
             self.sequences.pop(stream, None)
         for new in output.scheduled_new_reqs:
@@ -102,7 +100,7 @@ class FakeRunner:
         self._take_drafts(output)
         self.suffixes = {leader: list(tokens) for leader, tokens in guidance.suffixes}
         self.hidden, batch = {}, list(output.num_scheduled_tokens)
-        self.blind = {batch[place] for place in self.probes.blind_places(guidance, batch)}
+        self.blind = self._blind(guidance, batch)
         ends = {s: self._compute(s, n) for s, n in output.num_scheduled_tokens.items()}
         scores = self._score(guidance)
         self.rejections = []
@@ -121,6 +119,15 @@ class FakeRunner:
         rows = {leader: slice(*first_row[place : place + 2]) for leader, place in places.items()}
         attach_strengths(made, Strengths(strengths.numpy(), rows))
         return made
+
+    def _blind(self, guidance: StepGuidance, batch: list[str]) -> set[str]:
+        """Streams that the workers' own code takes for blind. V2's host does not count tokens."""
+        if self.path.v2:
+            return set()
+        own = [self.sequences[stream] for stream in batch]
+        computed = np.array([one.computed + one.rejected for one in own])
+        known = np.array([len(one.tokens) for one in own])
+        return {batch[place] for place in gates.blind_places(guidance, batch, computed, known)}
 
     def _strengths(
         self, guidance: StepGuidance, batch: list[str], first_row: np.ndarray
@@ -154,7 +161,8 @@ class FakeRunner:
                 guidance, batch, first_row, strengths, sampled, torch.zeros_like(sampled)
             )
         else:
-            kept = self.probes.kept(guidance, batch, first_row, strengths)
+            blind = [batch.index(stream) for stream in self.blind]
+            kept = gates.kept_by_v1(guidance, batch, first_row, strengths, blind)
             kept.cut(tokens, strengths)
             sampled = (tokens >= 0).sum(1)
             sampled[kept.none] = 0

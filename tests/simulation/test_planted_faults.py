@@ -40,7 +40,7 @@ take_back, update_after_schedule = (
 read_markers = Markers.read
 plan_group, forget_suffixes = group_scheduler.plan_group, Suffixes.forget
 hear, probe_row, strengths_of = Probes.hear, Probes.row, wire.strengths_of
-kept, take_back = gates.ProbesV1.kept, Probes._take_back
+kept_by_v1, take_back = gates.kept_by_v1, Probes._take_back
 most_hits, reads_of = scoring.most_hits, scoring.reads_of
 update_from_output, preempt_unit = GuidedScheduler.update_from_output, GuidedScheduler._preempt_unit
 
@@ -205,24 +205,17 @@ def _take_back_one(self, request, tokens):
     take_back(self, request, 1)
 
 
-def _keep_all(self, step, names, first_row, strengths):
+def _keep_all(step, names, first_row, strengths, blind):
     return gates.Kept({}, first_row)
 
 
-def _keep_none(self, step, names, first_row, strengths):
+def _keep_none(step, names, first_row, strengths, blind):
     return gates.Kept(dict.fromkeys(gates.probe_places(step, names), 0), first_row)
 
 
-def _keep_no_draft(self, step, names, first_row, strengths):
-    found = kept(self, step, names, first_row, strengths)
+def _keep_no_draft(step, names, first_row, strengths, blind):
+    found = kept_by_v1(step, names, first_row, strengths, blind)
     return gates.Kept({place: min(count, 1) for place, count in found.counts.items()}, first_row)
-
-
-def _drop_blindly(self, step, names, first_row, strengths):
-    blind = set(self._blind)
-    found = kept(self, step, names, first_row, strengths)
-    self._blind |= blind
-    return found
 
 
 def _hear_all_as_saved(self, step, guidance, output, strengths):
@@ -430,21 +423,25 @@ FAULTS = {
     "a shared block is written again": (Suffixes, "forget", _forget_a_block_too_many),
     "suffixes outlive their window": (Suffixes, "remove", lambda self, leader: None),
     "the gate is that of another row": (wire, "strengths_of", _strengths_of_others),
-    "V1 samples probes whose gate is open": (gates.ProbesV1, "kept", _keep_all),
+    "V1 samples probes whose gate is open": (gates, "kept_by_v1", _keep_all),
     "V1 keeps drafts behind an open gate": (gates.Kept, "cut", lambda *args: None),
-    "V1 drops drafts in front of an open gate": (gates.ProbesV1, "kept", _keep_no_draft),
+    "V1 drops drafts in front of an open gate": (gates, "kept_by_v1", _keep_no_draft),
     "V2 samples probes whose gate is open": (gates, "drop_open", lambda *args: None),
     "a probe is dropped although its gate is closed": (
-        gates.ProbesV1,
-        "kept",
+        gates,
+        "kept_by_v1",
         _keep_none,
     ),
     "a blind probe is taken for one that sees": (
-        gates.ProbesV1,
+        gates,
         "blind_places",
         lambda *args: [],
     ),
-    "a leader stays blind": (gates.ProbesV1, "kept", _drop_blindly),
+    "a probe that sees is taken for blind": (
+        gates,
+        "blind_places",
+        lambda step, names, *args: gates.probe_places(step, names),
+    ),
     "an open probe is not taken back": (Probes, "_take_back", lambda *args: None),
     "an open probe's drafts are not taken back": (Probes, "_take_back", _take_back_one),
     "an open probe keeps its placeholder": (Probes, "_take_back", _take_back_computed),

@@ -188,7 +188,13 @@ class GroupScheduler(Scheduler):
             super().add_request(follower)
 
     def _end_window(self, plan: GroupPlan) -> None:
-        """Free the followers of a group. Its leader goes on as a plain request."""
+        """Free the followers of a group. Its leader goes on as a plain request.
+
+        Its next drafts are as many as the group would have had, whatever others made in that step,
+        so that a text with a seed does not depend on them.
+        """
+        leader = self.requests[plan.group.leader]
+        self._speculation.even_out(plan.group.leader, [leader], self.max_model_len)
         self._groups.remove(plan.group.leader)
         self._suffixes.remove(plan.group.leader)
         self._probes.remove(plan.group.leader)

@@ -5,7 +5,7 @@ A probe with drafts has a row for each of them, and one more. Each row has a gat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,56 +71,46 @@ class Kept(NamedTuple):
         tokens[places] = own.masked_fill(columns >= first[:, None], -1)
 
 
-class ProbesV1:
-    """Which samples of probes V1 drops: of those whose gate is open, and of blind ones.
+def blind_places(
+    step: StepGuidance, names: Sequence[str], computed: np.ndarray, known: np.ndarray
+) -> list[int]:
+    """The places of V1's probes that have no token to begin with.
 
     With async scheduling the step behind an open probe is scheduled as if that had given a token.
-    Such a probe is *blind*: it has no token to begin with, and its row means nothing. It counts as
-    open. A leader is blind until its next joint step. (With drafts, nothing is probed in steps that
-    are scheduled in advance.)
+    Its row means nothing, and counts as one whose gate is open.
+
+    names: the stream at each place of the batch.
+    computed, known: [batch], the tokens that the host takes for computed, and those that there are.
     """
+    return [place for place in probe_places(step, names) if computed[place] >= known[place]]
 
-    def __init__(self) -> None:
-        self._blind: set[str] = set()
 
-    def forget(self, finished: Collection[str]) -> None:
-        """Note that requests have ended."""
-        self._blind.difference_update(finished)
+def kept_by_v1(
+    step: StepGuidance,
+    names: Sequence[str],
+    first_row: np.ndarray,
+    strengths: torch.Tensor,
+    blind: Sequence[int] = (),
+) -> Kept:
+    """Of which probes of a step not all is kept. This waits for the device.
 
-    def blind_places(self, step: StepGuidance, names: Sequence[str]) -> list[int]:
-        """The places of a step's blind probes. names: the stream at each place of the batch."""
-        if not self._blind:
-            return []
-        return [place for place in probe_places(step, names) if names[place] in self._blind]
-
-    def kept(
-        self,
-        step: StepGuidance,
-        names: Sequence[str],
-        first_row: np.ndarray,
-        strengths: torch.Tensor,
-    ) -> Kept:
-        """Of which probes not all is kept. This waits for the device.
-
-        names: the stream at each place of the batch.
-        first_row: [batch + 1], where the rows of logits of each place begin.
-        strengths: [2, rows], see `rows.blended`. A probe of which nothing is kept is marked in it;
-            the others are when they have been sampled (`Kept.cut`).
-        """
-        blind = self.blind_places(step, names)
-        self._blind.difference_update(row.streams[0] for row in step.joint if not row.probe)
-        places = probe_places(step, names)
-        if not places:
-            return Kept({}, first_row)
-        if blind:
-            strengths[:, to_device(first_row[blind], np.int64, strengths.device)] = 1.0
-        closed = first_open(places, first_row, strengths).tolist()
-        rows = np.diff(first_row)[places].tolist()
-        counts = {p: n for p, n, most in zip(places, closed, rows, strict=True) if n < most}
-        kept = Kept(counts, first_row)
-        strengths[0, to_device(first_row[kept.none], np.int64, strengths.device)] = DROPPED
-        self._blind.update(names[place] for place in kept.none)
-        return kept
+    names: the stream at each place of the batch.
+    first_row: [batch + 1], where the rows of logits of each place begin.
+    strengths: [2, rows], see `rows.blended`. A probe of which nothing is kept is marked in it; the
+        others are when they have been sampled (`Kept.cut`).
+    blind: see `blind_places`.
+    """
+    places = probe_places(step, names)
+    if not places:
+        return Kept({}, first_row)
+    if blind:
+        rows = to_device(first_row[list(blind)], np.int64, strengths.device)
+        strengths[:, rows] = 1.0
+    closed = first_open(places, first_row, strengths).tolist()
+    rows_of = np.diff(first_row)[places].tolist()
+    kept = Kept({p: n for p, n, m in zip(places, closed, rows_of, strict=True) if n < m}, first_row)
+    strengths[0, to_device(first_row[kept.none], np.int64, strengths.device)] = DROPPED
+    return kept
 
 
 def _mark(strengths: torch.Tensor, rows: torch.Tensor, is_dropped: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ one step at a time, so there is one such object for each runner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ class RunnerGuidance:
     strengths: how strongly the rows of this step were guided, on the device (see `rows.blended`);
         None if no group has limits or a rule.
     kept: how much is kept of the step's probes (V1 only); None if all of it is.
+    blind: the places of probes that have no token to begin with (V1 only).
     """
 
     step: StepGuidance | None = None
@@ -41,6 +43,7 @@ class RunnerGuidance:
     stream_logits: StreamLogits | None = None
     strengths: torch.Tensor | None = None
     kept: Kept | None = None
+    blind: Sequence[int] = ()
 
     @property
     def solo(self) -> tuple[str, ...]:
@@ -63,4 +66,4 @@ class RunnerGuidance:
         """Forget the step, at its end."""
         self.step = self.rows = self.stream_logits = self.strengths = self.kept = None
         self.suffixes = self.suffix_rows = None
-        self.compact = False
+        self.compact, self.blind = False, ()

@@ -31,7 +31,7 @@ from cfg_core.vllm_plugin.worker.adapters import AdaptersOfRows
 from cfg_core.vllm_plugin.worker.begun_v1 import adding, begun_of
 from cfg_core.vllm_plugin.worker.compact_v1 import can_compact, leaders_metadata, spread
 from cfg_core.vllm_plugin.worker.drafter_v1 import guide_drafter
-from cfg_core.vllm_plugin.worker.gates import ProbesV1
+from cfg_core.vllm_plugin.worker.gates import blind_places, kept_by_v1
 from cfg_core.vllm_plugin.worker.head import Head, merge
 from cfg_core.vllm_plugin.worker.processors_v1 import ProcessorsV1
 from cfg_core.vllm_plugin.worker.rows import Rows, blended, widen
@@ -69,7 +69,6 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
         self._stager = Stager()
         self._suffix_stager = SuffixStager()
         self._scorer = Scorer()
-        self._probes = ProbesV1()
         guide_drafter(self, self.guidance)
         self._groups_rest = why_groups_rest(self.vllm_config) is not None
 
@@ -89,7 +88,6 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
         self.processors.begin(scheduler_output)
         self.guidance.clear()
         self._scorer.forget(scheduler_output.finished_req_ids)
-        self._probes.forget(scheduler_output.finished_req_ids)
         self._awaits_logits = scheduler_output
         try:
             return super().execute_model(scheduler_output, *args, **kwargs)
@@ -119,8 +117,11 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
         [rows of the batch + suffixes].
         """
         step, batch = StepGuidance.of(scheduler_output), self.input_batch
-        for place in self._probes.blind_places(step, batch.req_ids) if step is not None else ():
-            batch.token_ids_cpu[place, batch.num_computed_tokens_cpu[place]] = ANY_TOKEN
+        if step is not None:
+            computed, known = batch.num_computed_tokens_cpu, batch.num_tokens_no_spec
+            self.guidance.blind = blind_places(step, batch.req_ids, computed, known)
+            for place in self.guidance.blind:
+                batch.token_ids_cpu[place, computed[place]] = ANY_TOKEN
         if step is None or not step.suffixes:
             stock: tuple[torch.Tensor, SpecDecodeMetadata | None, int] = super()._prepare_inputs(
                 scheduler_output, num_scheduled_tokens
@@ -242,8 +243,12 @@ class GuidedRunnerV1(AdaptersOfRows, GPUModelRunner):
             self.execute_model_state = state._replace(logits=logits, sample_hidden_states=states)
             if guidance.strengths is not None:
                 drafts = state.scheduler_output.scheduled_spec_decode_tokens
-                guidance.kept = self._probes.kept(
-                    guidance.step, names, first_rows(names, drafts), guidance.strengths
+                guidance.kept = kept_by_v1(
+                    guidance.step,
+                    names,
+                    first_rows(names, drafts),
+                    guidance.strengths,
+                    guidance.blind,
                 )
                 self._discard(guidance.kept.none)
 

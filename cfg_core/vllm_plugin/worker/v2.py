@@ -41,7 +41,7 @@ from cfg_core.vllm_plugin.worker.runner_guidance import RunnerGuidance
 from cfg_core.vllm_plugin.worker.scoring import Scorer
 from cfg_core.vllm_plugin.worker.staging import Stager, to_device
 from cfg_core.vllm_plugin.worker.strengths import with_strengths
-from cfg_core.vllm_plugin.worker.suffixes import SuffixRows, SuffixStager
+from cfg_core.vllm_plugin.worker.suffixes import SuffixStager
 
 
 class GuidedRunnerV2(AdaptersOfRows, GPUModelRunner):
@@ -97,22 +97,22 @@ class GuidedRunnerV2(AdaptersOfRows, GPUModelRunner):
             scheduler_output, batch_req_state, *args, **kwargs
         )
         guidance = self.guidance
-        if guidance.step is not None and guidance.step.suffixes:
+        if guidance.step is None:
+            return batch
+        if guidance.step.suffixes:
             suffixes = self._suffix_stager.stage(
                 guidance.step, batch.req_ids, batch.cu_num_logits_np, self.device
             )
             guidance.suffixes = suffixes
-            self._write_suffixes(guidance.step, suffixes, batch)
+            self._write_suffixes(guidance.step, batch)
             rows = suffixes.rows(batch.logits_indices)
             batch.logits_indices = rows[: suffixes.num_rows]
             guidance.suffix_rows = rows[suffixes.num_rows :]
+        self._write_newest(guidance.step, batch)
         return batch
 
-    def _write_suffixes(self, step: StepGuidance, suffixes: SuffixRows, batch: InputBatch) -> None:
-        """Write the suffixes into the input ids, and leaders' newest tokens in front of them.
-
-        vLLM has put these tokens at the ends of the requests. A prompt's are where they should be.
-        """
+    def _write_suffixes(self, step: StepGuidance, batch: InputBatch) -> None:
+        """Write the suffixes into the input ids, at the ends of their leaders."""
         ends = batch.query_start_loc_np[1 : batch.num_reqs + 1]
         place_of = {stream: place for place, stream in enumerate(batch.req_ids)}
         ids = [token for _, tokens in step.suffixes for token in tokens]
@@ -122,12 +122,29 @@ class GuidedRunnerV2(AdaptersOfRows, GPUModelRunner):
         batch.input_ids[to_device(at, np.int64, self.device)] = to_device(
             ids, np.int32, self.device
         )
-        decoding = np.flatnonzero((suffixes.counts > 0) & ~batch.is_prefilling_np)
-        if len(decoding):
-            before = ends[decoding] - suffixes.counts[decoding] - 1
-            slots = to_device(batch.idx_mapping_np[decoding], np.int64, self.device)
-            newest = self.req_states.last_sampled_tokens.view(-1)[slots]
-            batch.input_ids[to_device(before, np.int64, self.device)] = newest.to(torch.int32)
+
+    def _write_newest(self, step: StepGuidance, batch: InputBatch) -> None:
+        """Write the tokens with which decoding leaders of suffixes begin into the input ids.
+
+        vLLM writes the newest token to the end of a request, which is not in front of a suffix. And
+        behind a probe whose gate is open, the host may believe that the prompt has ended where the
+        device reads the last token of it again, which vLLM then writes nowhere.
+        """
+        leaders = {leader for leader, _ in step.suffixes}
+        leaders.update(row.streams[0] for row in step.joint if row.probe)
+        decoding = [
+            place
+            for place, name in enumerate(batch.req_ids)
+            if name in leaders and not batch.is_prefilling_np[place]
+        ]
+        if not decoding:
+            return
+        at, slots = (
+            to_device(array[decoding], np.int64, self.device)
+            for array in (batch.query_start_loc_np, batch.idx_mapping_np)
+        )
+        known = self.req_states.all_token_ids.gpu[slots, batch.positions[at]]
+        batch.input_ids[at] = known.to(torch.int32)
 
     @override
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,9 +13,6 @@ here, and nowhere else:
 - vLLM 0.33's worker refuses V2 without a Triton driver: `WorkerExtension` removes the refusal.
 - V1 with a pipeline needs a tensor that stock vLLM makes only while it compiles:
   `make_intermediate_tensors`.
-
-vLLM's CPU platform turns async scheduling off. `keep_async_scheduling` prevents that, for both
-runners.
 """
 
 from __future__ import annotations
@@ -94,23 +91,6 @@ def _with_boolean_mask(original: Any, position: int) -> Any:
 
     call.__wrapped__ = original  # type: ignore[attr-defined]
     return call
-
-
-def keep_async_scheduling() -> None:
-    """Let the caller turn async scheduling on or off.
-
-    Only the process that builds the VllmConfig needs this.
-    """
-    from vllm.platforms.cpu import CpuPlatform
-
-    original = CpuPlatform.check_and_update_config.__func__
-
-    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        wanted = vllm_config.scheduler_config.async_scheduling
-        original(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = wanted
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def __getattr__(name: str) -> Any:

@@ -74,8 +74,8 @@ def check_saving(engine: Engine, seeded: bool = True) -> None:
     """Whether closed gates save the rows of suffixes or not, texts and what is told of them are the
     same: greedy and sampled, with penalties, cuts, rules, limits, windows and schedules.
 
-    seeded: whether texts with a seed are the same in any batch. Behind a window they are not if the
-        engine drafts.
+    seeded: whether texts with a seed are the same in any batch. With drafts they are not where a
+        small budget or pool leaves some out.
     """
     rng = random.Random(8)
     length = 6 if IN_INTERPRETER else 20

@@ -90,9 +90,7 @@ def check_saving(engine: Engine, seeded: bool = True) -> None:
         suffix = list(random_ids(rng, rng.choice((1, 5, 30))))
         extra = {**fields, "negative_suffix_token_ids": suffix, "guidance_min_entropy": threshold}
         options = {"max_tokens": length, "extra_args": extra, "logprobs": 1}
-        drawn = {"temperature": 1.0, "seed": len(params)} if seeded else {}
-        if seeded and not IN_INTERPRETER:  # which cannot run vLLM's kernel
-            drawn["top_p"] = 0.95
+        drawn = {"temperature": 1.0, "seed": len(params), "top_p": 0.95} if seeded else {}
         params += [plain(**options), plain(**options, **drawn, presence_penalty=0.5)]
     found, told = [], []
     engine.scheduler._probes.cost = FixedCost()

@@ -7,11 +7,13 @@ how many drafts there are.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cfg_core.policy.draft_cost import DraftCosts
 from cfg_core.policy.draft_length import DRAFT_COST
+from cfg_core.vllm_plugin.core.speculation import Speculation
 from tests.simulation.paths import PATHS, EnginePath, make_config
 from tests.simulation.sim import TOKEN_SECONDS, Simulation
 
@@ -86,3 +88,27 @@ def test_a_given_cost_is_used_as_it_is(model_folder: Path, path: EnginePath) -> 
     stats = sim.scheduler.guidance_stats()
     assert stats["guided_drafts"] == 0
     assert not [name for name in stats if name.startswith("draft_cost")]
+
+
+def test_drafts_behind_a_window_do_not_depend_on_other_groups(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first plain step verifies as many as its group had planned, though more were made."""
+    planned = {"r": 1, "other": 3}
+    monkeypatch.setattr(Speculation, "_next_length", lambda self, leader, *_: planned[leader])
+    sim = Simulation(make_config(model_folder, drafts=3), 60, EnginePath(drafts=3))
+    sim.add("r", [7] * 5, 25, scale=2.0, window=(0, 4))
+    sim.add("other", [8] * 5, 30, scale=2.0)
+    schedule, drafts = sim.scheduler.schedule, list[int]()
+
+    def noted() -> Any:
+        step = schedule()
+        if "r" in step.num_scheduled_tokens and "r" not in sim.scheduler._groups:
+            drafts.append(len(step.scheduled_spec_decode_tokens.get("r", ())))
+        return step
+
+    monkeypatch.setattr(sim.scheduler, "schedule", noted)
+    sim.run()
+    sim.check_drained()
+    assert drafts[0] <= 1
+    assert max(drafts) == 3

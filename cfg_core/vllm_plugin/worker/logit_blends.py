@@ -94,7 +94,7 @@ def blend_logits(
 def _probe(
     logits: torch.Tensor, group: LogitBlend, out: torch.Tensor, strengths: torch.Tensor | None
 ) -> None:
-    """What `_blend` makes of rows that are their own negatives, with a tenth of its work."""
+    """What `_blend` makes of rows that are their own negatives, with less work."""
     assert group.limits is not None
     for part in pieces(len(group.of_logits[0]), logits.shape[-1], logits.device):
         places, limits = group.of_logits[0, part], group.limits.part(part)

@@ -31,7 +31,7 @@ class RunnerGuidance:
         did.
     strengths: how strongly the rows of this step were guided, on the device (see `rows.blended`);
         None if no group has limits or a rule.
-    kept: how much is kept of the step's probes (V1 only); None if all of it is.
+    kept: how much is kept of the step's probes (V1 only); None if no group has limits.
     blind: the places of probes that have no token to begin with (V1 only).
     """
 
